@@ -63,7 +63,7 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in a row, if segments end equally often in all columns."""
+        """Estimated mean number of segments in a row. The estimate assumes that segments end equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:

@@ -27,26 +27,28 @@ RECEIPT_VERSION = 2
 """Version of the hashes in receipts. Increase it if hashes cover other values, or are computed in another way."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row, as (starts, lengths, begin): token offsets in the corpus, numbers of tokens, and `BEGIN_OF_ROW`.
+"""Segments of a row, as a tuple (starts, lengths, begin).
 
-Only `ColumnsLayout` returns another `begin`: (2, 5) if its columns begin at position 5 of the whole row's third segment.
+`starts` has the token offset of each segment in the corpus, and `lengths` the number of its tokens. `begin` is a pair: the
+number of segments that end before the row, and the position of the row's first token. In a `ColumnsLayout` with columns that
+begin at position 5 of the third segment of the whole row, `begin` is (2, 5). In all other layouts, it is `BEGIN_OF_ROW`.
 """
 
 BEGIN_OF_ROW = (0, 0)
-"""`begin` of a whole row: no segment and no position is before it."""
+"""`begin` in the `RowSegments` of a whole row."""
 
 _BLOCK_ROWS = 1 << 16  # number of rows whose pieces are hashed, counted or searched at a time
 
 
 class FromPieces(Traits):
-    """Attributes and methods that are computed from the pieces of a layout."""
+    """Attributes and methods of a layout, with defaults that are computed from `pieces`."""
 
     row_format: RowFormat | None = None
-    """Format of rows that `grain-sft pack --materialize` stored on disk; None for all other layouts."""
+    """Format of the rows that a `MaterializedLayout` reads from disk; None in all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number that returns the row's segments; None if the layout has only `pieces`. A source prefers this
-    function if rows have few long segments."""
+    """Function of a row number that returns the row's segments; None if the layout has only `pieces`. If rows have few long
+    segments, `NpyDataSource` calls this function instead of `pieces`."""
 
     @property
     def kind(self) -> str:
@@ -79,7 +81,10 @@ class FromPieces(Traits):
         return {"rows": len(self), "tokens": tokens, "padding": padding, "segments": segments, "max_segments": most}
 
     def row_costs(self, rows: Int64[np.ndarray, " rows"] | None = None) -> Int64[np.ndarray, " rows"]:
-        """Return the cost of attention of each of `rows` (None means all): the sum of the squares of its segments' lengths."""
+        """Return the cost of attention of each of `rows`; None means all rows.
+
+        The cost of a row is the sum of the squares of the lengths of its segments.
+        """
         rows = np.arange(len(self)) if rows is None else rows
         costs = np.zeros(len(rows), np.int64)
         for first in range(0, len(rows), _BLOCK_ROWS):
@@ -90,7 +95,7 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return counts of the documents and tokens that no row has, and of padding; by default, only of padding."""
+        """Return the lines of a report on left-out documents and tokens, and on padding; by default, only on padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
@@ -122,7 +127,7 @@ class FromPieces(Traits):
         return self._hash_of(columns)
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
-        """Return a text with the number and length of the rows, and a hash of the columns of all `blocks` of rows."""
+        """Return a text with the number and the length of the rows, and a hash of the columns of all `blocks` of rows."""
         hashes: list[hashlib.blake2b] = []  # one for each column, so that the size of the blocks does not matter
         for columns in blocks:
             hashes = hashes or [hashlib.blake2b(digest_size=16) for _ in columns]
@@ -151,14 +156,15 @@ class Layout(FromPieces):
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
       `pieces(rows)`, the tokens of each row.
-    `Traits` and `FromPieces` have defaults of the other attributes and methods. A layout overrides those that are wrong for it.
+    `Traits` and `FromPieces` have defaults for the other attributes and methods. A layout overrides the defaults that
+    do not fit its rows.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a subclass that defines `pieces` the defaults of `FromPieces`. Check its pieces if it is in another package.
+        """Set the defaults of `FromPieces` in a subclass that defines `pieces`. Add a check to a `pieces` of another package.
 
-        Without the defaults, a subclass of `PackedLayout` would inherit `row_segments`, which reads the plan. A check of the
-        pieces of 32 rows takes 38 us.
+        Without these defaults, a subclass of `PackedLayout` would inherit `row_segments`, which reads the plan and ignores the
+        new `pieces`. A check of the pieces of 32 rows takes 38 us.
         """
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
@@ -171,7 +177,7 @@ class Layout(FromPieces):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Check the subclass's pieces. Its method never gets an empty array of rows."""
+                """Return the checked pieces of `rows`. If `rows` is empty, call the method of the subclass with row 0."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)
@@ -196,24 +202,27 @@ class Layout(FromPieces):
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows, for an iterator's state. The `__repr__` of another package may omit an option."""
+        """Text of all that decides the rows, for the state of an iterator.
+
+        In a layout of another package, `__repr__` may omit an option, so this text has a hash of the rows.
+        """
         return repr(self) if is_ours(type(self)) else self._rows_receipt
 
     @property
     def parts(self) -> Mapping[str, Layout]:
-        """Layouts of the sources of a mixture, by source name. Any other layout has itself, under the name ""."""
+        """In a mixture, the layout of each source, by source name. In any other layout, the layout itself under the name ""."""
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
         """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`.
 
-        `indices`, int64 [n], are indices into `rows`. The row numbers, int64 [n], are counted in the part. If part "b" begins
-        at row 20 of the mixture, rows [3, 25, 21] give ("b", [1, 2], [5, 1]).
+        `indices`, int64 [n], are indices into `rows`. The row numbers, int64 [n], count from the first row of the part. If part
+        "b" begins at row 20 of the mixture, rows [3, 25, 21] give ("b", [1, 2], [5, 1]).
         """
         yield "", np.arange(len(rows)), rows
 
     def first_document(self, part: str) -> int:
-        """Return the number, in this layout, of the first document of a part."""
+        """Return the number that the first document of a part has in this layout."""
         return 0
 
     @property
@@ -233,7 +242,7 @@ class Layout(FromPieces):
 
 
 def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
-    """Return a function of pieces that returns whether each piece has a token of `documents`: bool [pieces]."""
+    """Return a function that maps pieces to a mask, bool [pieces], of those that have a token of `documents`."""
     start, length = corpus.documents.start[documents], corpus.documents.length[documents]
     start, length = start[length > 0], length[length > 0]
     order = np.argsort(start)  # some formats list documents in any order

@@ -1,5 +1,6 @@
-"""Search for documents by name: a number, a source of a mixture, an input, a record of an input, or a file of such names.
+"""Search for documents by name.
 
+A name is a number, a source of a mixture, an input, a record of an input, or the path of a file of such names.
 An input is a file that the corpus was prepared from. A record is one line or one row of an input.
 """
 
@@ -24,7 +25,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names. A source or an input with the name that the user wrote takes precedence."""
+    """Path of a file of names. A source or an input called `name` takes precedence over the file."""
 
     name: str
     """Text that the user wrote, such as "chats.jsonl", before it became a path."""
@@ -42,8 +43,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
 
-    A document that a name finds in one stage is returned for every stage that reads it. If the run has one layout, a number may
-    be too high. It is not checked, because a count of the documents may read all tokens.
+    A document that a name finds in one stage is returned for every stage that reads it. If the run has one layout, a number
+    above that of the last document is returned, too: a count of the documents may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -123,7 +124,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
         return documents
     documents = documents[of_corpus.length[documents] > 0]
     start, length = of_corpus.start[documents], of_corpus.length[documents]
-    # from the first document of the layout that ends after `start`, to the last that starts before the end
+    # the first document of the layout that ends after `start`, and the first that begins at `start + length` or later
     first = (of_layout.start + of_layout.length).searchsorted(start, side="right")
     after_last = of_layout.start.searchsorted(start + length, side="left")
     document, number = expand_counts(np.maximum(after_last - first, 0))
@@ -136,9 +137,9 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`. `files_read` has the file of these names, and the files that led to it.
+        """Add the documents of `named`. `files_read` has the file with these names, the file that names that file, and so on.
 
-        A file must not name one of `files_read`: this function would call itself without end.
+        A name that is one of `files_read` is refused. Otherwise this function would call itself without end.
         """
         for item in named:
             if not isinstance(item, str) or _is_number(item):

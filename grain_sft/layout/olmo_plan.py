@@ -28,7 +28,7 @@ from grain_sft.layout.plan import Columns, check_columns, plan_columns
 from grain_sft.storage import files, read_regular
 from grain_sft.types import Ints
 
-_WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}  # bytes of an entry of each file
+_WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}  # number of bytes of an entry
 
 _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
@@ -38,7 +38,7 @@ class OlmoPlan:
     """A plan that was found on disk."""
 
     folder: Path
-    hashes: tuple[str, ...]  # HASH in the names of the files of each group
+    hashes: tuple[str, ...]  # HASH of each group, as in the names of its files
     digest: str  # hash of the contents of all files
 
 
@@ -49,7 +49,7 @@ def find_plan(
 
     Raises:
       LayoutError: The plan does not exist, or OLMo-core would misread a token file.
-      CorpusFileError, StorageError: The plan, or a boundary file whose content is part of HASH, cannot be read.
+      CorpusFileError, StorageError: The plan or a boundary file cannot be read. HASH depends on the boundary files.
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
@@ -98,8 +98,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:
-        # OLMo-core packs a document that crosses a shard border as one document in each shard. So the pieces are compared with
-        # the parts, but the column `document` has the numbers of the whole documents.
+        # In OLMo-core, a document that crosses a shard border is a separate document in each shard, as in `part_by_part`. So
+        # the pieces are compared with these documents. But the column `document` has the numbers of whole documents.
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)

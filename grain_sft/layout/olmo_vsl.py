@@ -125,7 +125,7 @@ def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints
     """Return two arrays with an item for each chunk of `length` tokens: its document, and its token offset in the corpus.
 
     With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. There is
-    a chunk of 4 because the bit of value 4 is set in 29. It begins at the sum of the higher bits: 16 + 8 = 24.
+    a chunk of 4 because the bit of value 4 is set in 29. The chunk begins at token 24, the sum of the higher bits: 16 + 8.
     """
     if length < longest:
         document = np.flatnonzero(documents.length & length)

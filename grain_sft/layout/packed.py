@@ -36,7 +36,7 @@ class PackedLayout(Layout):
 
     Args:
       corpus: Corpus whose documents are packed.
-      sequence_length: Tokens of a row.
+      sequence_length: Number of tokens of a row, padding included.
       algorithm: Algorithm that chooses the documents of a row: "best_fit_decreasing" (as in OLMo-core's
         `NumpyPackedFSLDataset`), "first_fit_decreasing", "balanced" (makes rows of similar cost of attention),
         "shuffled_best_fit" (packs each epoch anew), "multipack" (packs OpenChat's batches, each epoch anew),
@@ -46,13 +46,13 @@ class PackedLayout(Layout):
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
         anew packs all shards together.
       ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is the order of numpy's sort,
-        as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512" is the order on a CPU with AVX-512,
-        "numpy:avx2" on a CPU with AVX2 but without AVX-512, and "numpy:baseline" on any other CPU. This machine's CPU must have
-        AVX-512 for "numpy:avx512", and AVX2 for "numpy:avx2".
+        as in OLMo-core. That order depends on the CPU and on numpy's version. "numpy:avx512" is the order on a CPU with
+        AVX-512, "numpy:avx2" on a CPU with AVX2 but without AVX-512, and "numpy:baseline" on any other CPU. This machine's CPU
+        must have AVX-512 for "numpy:avx512", and AVX2 for "numpy:avx2".
       max_segments: Maximum number of documents in a row; by default any number.
-      boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
-        EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
-      bos_token_id: Token that must follow an EOS for the EOS to end a document; by default no such token.
+      boundaries: Ends of documents. "auto" takes the documents of the corpus. "eos" ends a document after each EOS token, as
+        OLMo-core does for local files, and leaves out the tokens after the last EOS of a file.
+      bos_token_id: Id of the BOS token. With it, an EOS ends a document only if a BOS follows; without it, each EOS does.
       seed: Seed of an algorithm that packs each epoch anew.
       epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. A run reads the rows once, epoch after
         epoch.
@@ -136,8 +136,8 @@ class PackedLayout(Layout):
         Args:
           corpus, sequence_length, long_documents, source_group_size, bos_token_id: The values of OLMo-core's run.
           work_dir: OLMo-core's work directory, which has a folder `dataset-common`.
-          paths: Paths of the token files that OLMo-core was given; None if they are those of the corpus.
-          use_array_if_local: Value of OLMo-core's option of this name; None if OLMo-core was given no value.
+          paths: Paths of the token files in OLMo-core's run; None for the paths of the corpus.
+          use_array_if_local: Value of OLMo-core's option of this name; None if the run did not set the option.
           cache_dir: Folder, or URL in a bucket, where the checked plan is kept; None for the cache folder.
 
         Raises:
@@ -201,7 +201,7 @@ class PackedLayout(Layout):
         return self._each_row(np.maximum)
 
     def _each_row(self, function: np.ufunc) -> Ints:
-        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows]."""
+        """Square the lengths of each row's segments, and reduce them to one number by `function`. Return int64 [rows]."""
         rows_of_epochs = []
         for plan in self.plans:
             squares = np.square(plan.length.astype(np.int64))

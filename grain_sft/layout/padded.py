@@ -15,8 +15,8 @@ class PaddedLayout(Layout):
 
     Args:
       corpus: Corpus whose documents make the rows; see `Corpus.documents`.
-      sequence_length: Tokens of a row.
-      keep: Which tokens of a document longer than a row are kept: the "last" or the "first".
+      sequence_length: Number of tokens of a row, padding included.
+      keep: Tokens that are kept of a document longer than a row: the "last" or the "first".
       min_tokens: Minimum number of tokens of a document. A shorter document has no row.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Which tokens of which shards make a row. A `Span` is a part of one row. `Pieces` are the parts of many rows, as arrays."""
+"""The tokens of rows, as parts of shards. A `Span` is a part of one row. `Pieces` are the parts of many rows, as arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Span:
 
 
 class Pieces(NamedTuple):
-    """Spans of many rows, row after row, as arrays. A piece is one entry of the arrays, for one span.
+    """Spans of many rows, row after row, as arrays. Entry i of each array belongs to piece i, which is one span.
 
     The pieces of a row fill it from column 0 on, without gaps. The rest of the row is padding.
 

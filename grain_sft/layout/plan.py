@@ -19,7 +19,7 @@ from grain_sft.storage import artifact
 from grain_sft.types import Ints
 
 VERSION = 3
-"""Version of the algorithms and of `depends_of`, part of the key of a cached plan."""
+"""Version of the packing algorithms and of `depends_of`. The key of a cached plan includes it."""
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -35,7 +35,7 @@ class Plan:
     start: Ints  # int64 [pieces], token offset of each piece in the corpus
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
     document: Ints  # int64 [pieces], number of each piece's document
-    ends: Ints  # int64 [rows], number of pieces in this row and all rows before it
+    ends: Ints  # int64 [rows], number of pieces in the row and in all earlier rows
     counts: dict[str, int]  # by the names in `COUNTS`
     highest_token: int | None  # as `Traits.highest_token`
 
@@ -47,7 +47,7 @@ class Plan:
         row, within = expand_counts(counts)
         piece = begins[row] + within
         length = self.length[piece].astype(np.int64)
-        tokens_before = length.cumsum() - length  # tokens of all earlier pieces of `rows`
+        tokens_before = length.cumsum() - length  # for each piece, tokens of all earlier pieces
         first_of_row = counts.cumsum() - counts
         column = tokens_before - tokens_before[first_of_row][row]
         return row, column, self.start[piece], length, within + 1, self.document[piece]
@@ -56,7 +56,9 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents, from the cache or from `make`. None means `make_plan`.
+    """Return the plan of the finder's documents from the cache, or make and cache the plan.
+
+    `make` returns the arrays of the plan. None means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -131,7 +133,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the arrays of a plan whose rows have these pieces of `documents`. Pieces are sorted by row."""
+    """Return the arrays of a plan. `document`, `start`, `length` and `ends` are columns as in `Plan`, all int64."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0
@@ -142,7 +144,7 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack, which fit into a row unless the algorithm splits documents."""
+    """Return (document, start, length) of the pieces to pack. They fit into a row, unless the algorithm splits documents."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):

@@ -56,7 +56,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
     """Return, for each step, the highest cost of a device divided by the mean cost of the devices.
 
-    A device has `rows_a_device` consecutive rows. 1.0 means that no device waits.
+    A device has `rows_a_device` consecutive rows. A result of 1.0 means that no device waits.
     """
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
@@ -71,12 +71,12 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       longest: Cost of the longest segment of each row.
 
     Returns:
-      One dict for each number of rows a device, if the layout has enough rows for a step. A dict has `rows_a_device`,
-      `devices`, and three means over steps:
+      One dict for each of `ROWS_A_DEVICE`, if the layout has enough rows for a step. A dict has `rows_a_device`, `devices`, and
+      three means over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled` for any division of rows between devices, because one device has the longest segment.
+      - floor: Lower bound of `shuffled`. However the rows are divided between devices, one device has the longest segment.
     """
     rng = np.random.default_rng(0)
     figures = []
@@ -101,7 +101,7 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of padding if `num_tokens` of `num_positions` columns of rows hold a token."""
+    """Return the share of padding in rows that have `num_positions` columns and `num_tokens` tokens in all."""
     return 1 - num_tokens / num_positions
 
 

@@ -16,17 +16,17 @@ FILL_ROW = -1
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which would be the last row. So `%` returns -1."""
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, and -1 would become the last row. So `%` returns -1."""
 
     def __mod__(self, other: int) -> int:
         return self
 
 
 def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized) -> tuple[Ints, bool]:
-    """Return row numbers as int64 [rows], and whether one of them is `FILL_ROW`.
+    """Return row numbers as int64 [rows], and whether any of them is `FILL_ROW`.
 
     Raises:
-      RowIndexError: An index is not an integer, or not a row of `layout`.
+      RowIndexError: An index is not an integer, or is neither a row of `layout` nor `FILL_ROW`.
     """
     try:
         of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1
@@ -41,10 +41,10 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`. -1 must be a `FillKey`, which a sampler makes.
+    """Return `index`, the key of a record. Samplers give a row of padding the key `FillKey(-1)`.
 
     Raises:
-      RowIndexError: `index` is -1 and not a `FillKey`. The caller may mean the last row.
+      RowIndexError: `index` is -1, but not a `FillKey`. The caller may mean the last row.
     """
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Don't count from the end.")

@@ -24,11 +24,11 @@ class _NumberedPart:
 class RunDocuments:
     """Numbers of the documents of a run, as a trace prints them.
 
-    The documents of the first stage keep their numbers in its layout, such as 0 to 99. In the second stage, the first document
+    The documents of the first stage keep the numbers of its layout, such as 0 to 99. In the second stage, the first document
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    If the rows of a layout do not follow documents, a count of its documents may read all tokens. Such a layout reserves as
-    many numbers as its corpus has tokens, or more if boundary files list more documents.
+    In a layout without `follows_documents`, a count of the documents may read all tokens. Such a layout reserves as many
+    numbers as its corpus has tokens, or more if boundary files list more documents.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -106,7 +106,7 @@ def _num_numbers(part: Layout) -> int:
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether two layouts have the same documents of the same files. Read tokens only if one follows documents."""
+    """Return whether two layouts have the same documents of the same files. If neither follows documents, read no tokens."""
     corpus, other_corpus = one.corpus, other.corpus
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False

@@ -49,11 +49,11 @@ class Traits:
     """Whether each row is one segment."""
 
     segment_names: Sequence[str] = ()
-    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Segments
-    after the first are then answers to segment 1."""
+    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Named
+    segments after the first are answers to the first."""
 
     row_lengths: Sequence[int] = ()
-    """Lengths of the rows, ascending; empty if all rows have `sequence_length` columns. The rows of a batch have one length."""
+    """Lengths of the rows, ascending; empty if all rows have `sequence_length` columns. All rows of a batch have one length."""
 
     row_counts: Sequence[int] = ()
     """Number of rows of each of `row_lengths`. With (30, 20), rows 0 to 29 have the first length, and 30 to 49 the second."""
@@ -74,21 +74,21 @@ class Traits:
     """Number of epochs that the rows cover, one after the other; 1 if every epoch reads the same rows."""
 
     transforms: Sequence[Any] = ("shift_targets",)
-    """Transforms that apply if a config names none, in the form that a config has."""
+    """Transforms that apply if a config names none. They are written as in a config."""
 
     orders_rows: bool = False
-    """Whether the row numbers are the reading order. A config without an order then reads rows sequentially, once."""
+    """Whether rows are to be read by ascending number. If so, a config without an order reads them sequentially, once."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         raise LayoutError(f"{type(self).__name__} has no method `__len__`. Define it: it returns the number of rows.")
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
-        """Return the pieces of `rows`, each in [0, len(layout))."""
+        """Return the pieces of `rows`. Row numbers are in [0, len(layout))."""
         raise LayoutError(f"{type(self).__name__} has no method `pieces`. Define it: it returns the tokens of rows.")
 
     def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
-        """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""
+        """Return the number of columns of the arrays of `rows`. Row numbers are in [0, len(layout))."""
         return self.sequence_length
 
     @property
@@ -107,8 +107,8 @@ class Traits:
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
         """int64 [documents, 2], the input file and the line that each of `documents` comes from, as in `Corpus.sources`.
 
-        None if `corpus.sources` is None, or if `follows_documents` is False. A document of the layout's own `finder` has the
-        source of the corpus's document that contains its first token.
+        None if `corpus.sources` is None, or if `follows_documents` is False. With a `finder`, a document of the layout may
+        begin inside a document of the corpus. It then has the source of that document.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
@@ -129,7 +129,7 @@ class Traits:
 
 
 def sources_of(corpus: Corpus) -> Ints | None:
-    """Return `corpus.sources` without a search for documents. Do not check that each document has an entry."""
+    """Return `corpus.sources`. Skip the check that each document has an entry, because the check searches for documents."""
     if corpus.sources_file is None or "sources" in vars(corpus):
         return corpus.sources
     data = read_whole(corpus.sources_file)

@@ -11,7 +11,7 @@ from grain_sft.types import Ints
 
 
 class WindowLayout(Layout):
-    """Rows that are consecutive windows of `sequence_length` tokens of a shard. Tokens after a shard's last window are dropped.
+    """Consecutive windows of each shard, with `sequence_length` tokens each. Tokens after a shard's last window are dropped.
 
     Windows cut through documents, and every row is one segment.
 
