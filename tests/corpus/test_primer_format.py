@@ -60,6 +60,10 @@ def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
     assert "is not a multiple of 4, the size of a int32" in error_of(tmp_path)
 
 
+STARTS_OUT_OF_ORDER = [([0, 5, 5], "start 2 is 5"), ([1, 5], "start 0 is 1"), ([0, 10**6], "start 1 is 1000000")]
+WRONG_STARTS = [*STARTS_OUT_OF_ORDER, ([], "lists no document")]
+
+
 def test_starts_of_documents_may_be_raw_and_may_end_with_the_total_but_must_ascend(tmp_path):
     docs = documents()
     path = write_primer(tmp_path, docs) / "train_idx.npy"
@@ -67,12 +71,7 @@ def test_starts_of_documents_may_be_raw_and_may_end_with_the_total_but_must_asce
     for write in (np.save, lambda path, starts: starts.tofile(path)):
         write(path, starts)
         assert_documents(open_corpus(tmp_path), docs)
-        for wrong, expected in (
-            ([0, 5, 5], "start 2 is 5"),
-            ([1, 5], "start 0 is 1"),
-            ([0, 10**6], "start 1 is 1000000"),
-            ([], "lists no document"),
-        ):
+        for wrong, expected in WRONG_STARTS:
             write(path, np.array(wrong, "<i8"))
             assert f"{path}: {expected}" in error_of(tmp_path), wrong
     for wrong, expected in (

@@ -194,11 +194,8 @@ def test_a_written_index_equals_maxtexts_except_for_paths_and_fingerprint(listed
     mix, path = listed / "mix.txt", tmp_path / "index.json"
     mix.write_text("".join(f"{name[0]},{name}\n" for name in COUNTS))
     golden = open_corpus(GOLDEN, **remapped)
-    for corpus, tokenizer in (
-        (open_corpus(mix, tokenizer=TOKENIZER), None),
-        (open_corpus(mix), TOKENIZER),
-        (golden, None),
-    ):
+    named, unnamed = open_corpus(mix, tokenizer=TOKENIZER), open_corpus(mix)
+    for corpus, tokenizer in ((named, None), (unnamed, TOKENIZER), (golden, None)):
         corpus.save(path, format="maxtext", sequence_length=128, tokenizer=tokenizer)
         assert open_corpus(path) == golden
         written = json.loads(path.read_text().replace(f"{listed}/", "gs://bucket/"))

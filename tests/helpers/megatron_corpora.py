@@ -96,10 +96,8 @@ def oversampled_runs() -> dict[str, dict[str, Any]]:
     return found
 
 
-KEPT = {
-    **{"megatron": "seed 1234, 90 samples", "megatron_blend": "blend of two, 57 samples"},
-    **{"maxtext": "seed 3, 130 samples", "maxtext_blend": "blend, 50 samples"},
-}
+KEPT = {"megatron": "seed 1234, 90 samples", "megatron_blend": "blend of two, 57 samples"}
+KEPT |= {"maxtext": "seed 3, 130 samples", "maxtext_blend": "blend, 50 samples"}
 """Runs whose index files are golden, by the folder of these files in `golden/megatron_cache`."""
 
 BLENDS: dict[str, list[float]] = {  # weights

@@ -63,14 +63,14 @@ def change(kind, at, value):
     return changed
 
 
-def cut_short(index):
-    path = next(index.glob("*shuffle_index.npy"))
-    path.write_bytes(path.read_bytes()[:200])
+def change_bytes(change):
+    """Return a function that replaces the bytes of the file of the shuffle by `change(bytes)`."""
 
+    def changed(index):
+        path = next(index.glob("*shuffle_index.npy"))
+        path.write_bytes(change(path.read_bytes()))
 
-def damage_header(index):
-    path = next(index.glob("*shuffle_index.npy"))
-    path.write_bytes(path.read_bytes().replace(b":", b"#", 2))
+    return changed
 
 
 def duplicate_index(index):
@@ -87,8 +87,8 @@ WRONG_INDICES = {  # function that damages the index, options of the layout, mes
     "offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),
     "sample twice": (change("shuffle", 0, 1), {}, "shuffle_index.npy: does not hold sample"),
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
-    "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
-    "damaged header": (damage_header, {}, "shuffle_index.npy: can't be read"),
+    "cut short": (change_bytes(lambda data: data[:200]), {}, "shuffle_index.npy: can't be read"),
+    "damaged header": (change_bytes(lambda data: data.replace(b":", b"#", 2)), {}, "shuffle_index.npy: can't be read"),
     "two": (duplicate_index, {}, "each fits .*Keep the one"),
     "other samples": (None, {"num_samples": 400}, "document_index.npy .360.*1 indices have this path and seed"),
     "other length": (None, {"sequence_length": 8}, "no index of"),
