@@ -38,10 +38,10 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 
     Args:
-      config: Path of a .yaml or .json file, or its content as a dict. A relative path in the file starts at the file's folder.
-        If the path does not exist there, it starts at the working directory. A `GPTConfig` of the episode-indexed loader is
-        also accepted (`grain_sft.config.gpt_config`).
-      host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.
+      config: Path of a .yaml or .json file, or the content of such a file as a dict. A relative path in the file starts at
+        the file's folder. If the path does not exist there, it starts at the working directory. A `GPTConfig` of the
+        episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
+      host: Host whose batches the pipeline reads. None means this process of JAX, and starts JAX's backend.
 
     Raises:
       ConfigError: An unknown, repeated or missing key, or a wrong value.
@@ -106,7 +106,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with its former keys renamed, also in inner sections. Names of a mixture's sources are not keys."""
+    """Return a section with its former keys renamed, also in inner sections. Names of a mixture's sources stay."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}

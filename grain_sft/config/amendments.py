@@ -28,7 +28,8 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     Args:
       documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it.
         `code:17` is document 17 of the mixture's source `code`. `chats.jsonl:17` is line 17 of an input of `grain-sft prepare`.
-        `code` or `chats.jsonl` alone means all of its documents. An entry may also be a file with such entries, one a line.
+        `code` or `chats.jsonl` alone means all documents of this source or input. An entry may also be a file with such
+        entries, one a line.
     """
 
     documents: int | str | list[int | str]
@@ -40,7 +41,7 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
       path: New files of the source, read from the first row of their order. If the run has read these files before, it
-        continues after the last row that it read of them. The other keys of the source stay.
+        continues after the last row that it read. The other keys of the source stay.
       weight: New weight of the source.
       max_epochs: Number of epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.
@@ -100,7 +101,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and those of each stage. Each list has one item for each entry.
+    """Return the amendments of a run, and the amendments of each stage. Each list has one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has the first of these amendments.

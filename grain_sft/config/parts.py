@@ -21,7 +21,7 @@ Sizes = list[tuple[int, int]]
 """Changes of the batch size: pairs (step from which the size applies, number of rows)."""
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
-"""Keys of a source of a mixture that do not describe its corpus, such as `weight`."""
+"""Keys of a mixture's source that do not describe the source's corpus, such as `weight`."""
 
 
 class PartsMaker:
@@ -33,7 +33,7 @@ class PartsMaker:
         self._sources: dict[str, NpyDataSource] = {}
 
     def make(self, sections: Section) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
-        """Return the source, the sampler and the transforms of the validated config of a run or a stage."""
+        """Return the source, the sampler and the transforms of a run or a stage with this validated config."""
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
         sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
         sampler.pop("global_batch_tokens", None)
@@ -89,7 +89,7 @@ class PartsMaker:
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-            """Return the mixture of a section. `prefix`, such as "web/", precedes the names of its sources in `sources`."""
+            """Return the mixture of a section. In `sources`, names of its sources begin with `prefix`, such as "web/"."""
             named = section["mixture"].items()
             members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
             weights = {name: keys["weight"] for name, keys in named}
@@ -127,7 +127,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
-        name = getattr(tokenizer, "name", tokenizer)  # as the config states it, not joined to the config's folder
+        name = getattr(tokenizer, "name", tokenizer)  # the name in the config, not joined to the config's folder
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
     if "pad_token_id" not in section:

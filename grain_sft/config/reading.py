@@ -67,7 +67,8 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with those that it inherits, before validation.
 
-    `inheriting` [a, b] means: a inherits b, and b inherits `path`. `path` and the paths that it inherits are appended.
+    `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path`, and then the configs that
+    `path` inherits.
     """
     if path in inheriting:
         circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
@@ -128,8 +129,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If the two have different values of `layout.kind`,
-    only the key `sequence_length` is copied from the `layout` of `base`.
+    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If `base` and `top` have different
+    values of `layout.kind`, only the key `sequence_length` is copied from the `layout` of `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -149,7 +150,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:
-    """Return a value of a config with its paths located (`_locate`). `paths` is the part of `_PATHS` for this value."""
+    """Return a value of a config, with relative paths joined to `folder`. `paths` is the part of `_PATHS` for this value."""
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
     if callable(paths):
@@ -218,7 +219,7 @@ def _exists(path: str) -> bool:
     return os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX) or any(glob.iglob(path, recursive=True))
 
 
-_ANY_KEY = "*"  # such as the name of a source
+_ANY_KEY = "*"  # matches any key, such as the name of a source
 _CORPUS: dict[str, Any] = {
     "path": _locate,
     "label_mask_paths": _locate,
@@ -232,4 +233,4 @@ _PATHS = {
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Tree of the keys of a config whose values are paths. A leaf is the function that locates the path."""
+"""Tree of the keys of a config whose values are paths. A leaf is the function that joins the path to the config's folder."""

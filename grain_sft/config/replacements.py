@@ -25,7 +25,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     (`_weights_to_restate`).
 
     Raises:
-      ConfigError: A replacement changes nothing, or no stage from its step on has its source.
+      ConfigError: A replacement changes nothing, or its source is in no stage from the replacement's step on.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
     sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
@@ -54,9 +54,9 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
 
 
 def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, Section]]) -> Iterator[Section]:
-    """Divide a stage of the data steps `begin` to `end` - 1 at each replacement of one of its sources.
+    """Divide a stage at each replacement of one of its sources.
 
-    `sections` are pairs (data step, section `replace`), ascending.
+    The stage has the data steps `begin` to `end` - 1. `sections` are pairs (data step, section `replace`), ascending.
     """
     for step, section in sections:
         if step >= end or section["source"] not in _sources(stage["corpus"]):
@@ -70,7 +70,7 @@ def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, 
 
 
 def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield (first data step, data step after the last, stage with its whole corpus and sampler) of each stage."""
+    """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler."""
     stages = config.get("stages") or [{}]
     begin = 0
     for stage, whole in zip(stages, configs_of_stages({**config, "stages": stages}), strict=True):
@@ -139,7 +139,7 @@ def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap
         for kind, section in entry.items()
         if kind in ("reweight", "replace")
     )
-    return sorted(amended, key=lambda pair: pair[0])  # stable: the config's order decides in one step
+    return sorted(amended, key=lambda pair: pair[0])  # stable: within one step, the config's order stays
 
 
 def _weights_to_restate(

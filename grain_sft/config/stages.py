@@ -42,7 +42,7 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
         inherited = {name: section for name, section in config.items() if name != "stages"}
         if _replaces(own.get("corpus"), inherited.get("corpus")):
             del inherited["corpus"]
-        configs.append(copy.deepcopy(overlay(inherited, own)))  # stages share sections; layouts change below
+        configs.append(copy.deepcopy(overlay(inherited, own)))  # a deep copy: layouts change below
     lengths = [stage["layout"]["sequence_length"] for stage in configs if any(_layouts_with_max_length(stage))]
     if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
         for stage_config in configs:

@@ -66,7 +66,7 @@ def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture. `lacking` names the key `path` in the error if it is missing."""
+    """Check a section `corpus`, or a source of a mixture. If `path` is missing, the error calls it `lacking`."""
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -111,8 +111,8 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
     """Check a schedule.
 
     Args:
-      names: Names of the sources whose weights may change. None, for a config without a mixture, refuses weights.
-      length: Number of tokens in a row. None, for the schedule of a source, refuses batch sizes.
+      names: Names of the sources whose weights may change. None refuses weights, because the config has no mixture.
+      length: Number of tokens in a row. None refuses batch sizes, because the schedule is that of a source.
     """
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]

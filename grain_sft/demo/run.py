@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True):
 
     config: str  # path
     folder: str  # path of the run's log and checkpoints
-    steps: int  # of the whole training; a checkpoint is written after each third
+    steps: int  # steps of the whole training; a checkpoint is written after each third
     seed: int  # seed of the initial parameters
     resume: str | None = None  # folder of the run whose newest checkpoint is loaded; None begins at step 0
 
@@ -150,7 +150,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
-                process.kill()  # it may still print steps before SIGKILL arrives
+                process.kill()  # until SIGKILL arrives, the process may print more steps
         status = process.wait()
     was_killed = status == -signal.SIGKILL
     last_step = max(records, default=-1)

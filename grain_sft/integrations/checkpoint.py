@@ -15,7 +15,8 @@ _STEP, _PARTS = "next_step", "parts"
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
     """Return the state of a run's data for a checkpoint: `{"next_step": k, "receipt": …, "parts": {…}}`.
 
-    The state has only values of JSON. It is the same on all hosts, and depends on their number only in orders like `maxtext`.
+    The state has only values of JSON, and is the same on all hosts. Only in orders such as `maxtext`, it depends on the number
+    of hosts.
 
     Raises:
       RowIndexError: `next_step` is negative, or not an integer.
@@ -66,12 +67,12 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`. If `resume_step` refuses it, stay at the current step."""
+        """Continue at the step of `state`. If `resume_step` raises an error, stay at the current step."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
 class CheckedIterator(Stateful, PipelineIterator):
-    """Iterator like that of `pipeline.iter(...)`, with a receipt in its state: `set_state` refuses a state of other data.
+    """Iterator over a pipeline's batches, with the receipt in its state: `set_state` refuses a state of other data.
 
     Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) accept this iterator, too. But they write
     one file for each process, so the number of processes must not change.
@@ -105,7 +106,7 @@ def save_args(batches: Stateful) -> Any:
 
 
 def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: str = "data") -> int | None:
-    """Continue `batches` where they were when a checkpoint was saved.
+    """Continue `batches` at the step that a checkpoint has for them.
 
     Args:
       manager: `orbax.checkpoint.CheckpointManager`.
@@ -163,7 +164,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     runs = [run for run in recorded if run[_STEP] < step]
     data_before = runs[-1] if runs else now
     resume_step({**data_before, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # the steps before `step` have the same data; later steps may differ, such as in withdrawn documents
+    # the check above compared only steps before `step`; later steps may differ, such as in withdrawn documents
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:

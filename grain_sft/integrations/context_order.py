@@ -48,7 +48,7 @@ class ContextOrder:
         size = length // (2 * self.shards)
         ranges: list[Columns] = []
         for place in range(start // size, -(-stop // size)):  # number of a chunk in the array
-            chunk = place // 2 if place % 2 == 0 else 2 * self.shards - 1 - place // 2  # its number in the row
+            chunk = place // 2 if place % 2 == 0 else 2 * self.shards - 1 - place // 2  # the chunk's number in the row
             shift = (chunk - place) * size
             first = max(start, place * size) + shift
             end = min(stop, (place + 1) * size) + shift

@@ -26,7 +26,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates an iterator and requests the same batches.
 
     Slot g of the global batch is row g of the global array, for any sharding. A process reads only the rows and columns that
-    the sharding puts on its devices. It reads whole rows with `loaders`, or if `Pipeline.reads_columns` is False.
+    the sharding puts on its devices. It reads whole rows if `loaders` is given, or if `Pipeline.reads_columns` is False.
 
     Threads transfer the next batches while the trainer computes a step. The state is the same for any number of processes.
 
@@ -160,7 +160,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Continue at `step`. Raise a RowIndexError if the pipeline does not have it."""
+        """Continue at `step`. Raise a RowIndexError if the pipeline does not have this step."""
         step = checked_step(self.pipeline, step)
         with self._lock:
             if step != self.next_step:
@@ -180,6 +180,6 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         return
     widths = {layout.sequence_length}
     if cuts:
-        batch = stage.read(stage.first_step, np.zeros(0, np.int64))  # without rows, which is enough for the widths
+        batch = stage.read(stage.first_step, np.zeros(0, np.int64))  # no rows: only the widths are needed
         widths = {np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1}
     yield from itertools.product(sizes, widths)

@@ -194,7 +194,7 @@ class LoaderPlacement(Placement):
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         row_of_slot = np.zeros(shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
-        self._rows_read: dict[int, slice] = {}  # entries of `reads` that each device of this process holds
+        self._rows_read: dict[int, slice] = {}  # by index in `devices`: part of `reads`
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
     """Yield the batches for `trainer.train`.
 
-    After a restart, Tunix requests all batches again, and drops those before its checkpoint. For these, this function yields
-    empty dicts.
+    After a restart, Tunix requests all batches again, and drops the batches before its checkpoint. In place of the dropped
+    batches, this function yields empty dicts.
 
     Args:
       batches: Batches of the pipeline. This function moves them to the checkpoint's step.

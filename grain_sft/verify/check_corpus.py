@@ -222,7 +222,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that a split in prepare.json has the corpus's counts of documents, tokens and, unless None, trainable tokens."""
+    """Check that a split in prepare.json has the corpus's counts. If `trainable` is None, its count is not compared."""
     if manifest is None:
         return
     counts: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}

@@ -191,7 +191,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
                 report.wrong("plan", path, f"is a plan of the documents {stated}, but the corpus has {own}. {fix}.")
     if report.sound:
         try:
-            # the number of the corpus's tokens is unknown
+            # the first argument is the number of the corpus's tokens, which a plan does not state
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
         except ValueError as error:
             report.wrong("plan", path, f"{error}.")

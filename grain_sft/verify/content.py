@@ -76,7 +76,7 @@ class Duplicates(NamedTuple):
 
     documents: int  # all but one of each group
     groups: int
-    tokens: int  # of `documents`
+    tokens: int  # tokens in the `documents`
     first: tuple[int, int] | None  # first two documents of the group with the lowest document number
 
 
@@ -118,7 +118,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
     """Check that the stored positions, segments and targets of each row follow from its documents and its loss."""
     with report.errors("rows", corpus.shards[0].path):
         layout, by_documents = MaterializedLayout(corpus), MaterializedLayout(corpus)
-        by_documents.row_format = None  # now its source computes the arrays from the boundary files and the loss files
+        by_documents.row_format = None  # so the arrays are computed from boundary files and loss files
         stored, computed = NpyDataSource(layout), NpyDataSource(by_documents)
         length = layout.sequence_length
         step = max(1, BLOCK_TOKENS // length)

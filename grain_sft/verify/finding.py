@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # most wrong findings of one check that a report lists
+LISTED = 20  # maximum number of wrong findings that a report lists for each check
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ def verify(
       where: Path of a corpus (as in `open_corpus`), of a plan (as `grain-sft pack` prints it) or of a config.
       full: Whether to read all bytes, in bounded memory. False reads sizes, headers, boundaries, the ends of files, and samples
         of documents, rows and batches.
-      what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
+      what: "corpus", "plan" or "config". None infers the kind from the name and the first bytes of `where`.
       vocab_size: Number of ids of the vocabulary. None means the number that prepare.json or the tokenizer next to the corpus
         states.
       corpus: Path of the corpus that a plan is compared with. None means that the plan is checked alone.
@@ -46,7 +46,7 @@ def verify(
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
 
     Returns:
-      Report of the findings. It says so if the corpus or the config can't be opened.
+      Report of the findings. If the corpus or the config can't be opened, the error is a finding.
 
     Raises:
       CorpusError: `what` is unknown, or an argument does not apply, such as `receipt` to a corpus.
@@ -60,7 +60,7 @@ def verify(
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
         ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),
-        # for a plan, they are the options of `open_corpus(corpus)`
+        # options also apply to the `corpus` that a plan is compared with
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
         if is_given and kind != used_by:

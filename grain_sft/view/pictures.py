@@ -13,7 +13,7 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""For each picture, a function that returns whether a report has its numbers, and a function that draws it on a figure."""
+"""Two functions by picture: one returns whether a report has the picture's numbers, one draws the picture on a figure."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the lines, bars or areas of a picture, in order."""
@@ -22,7 +22,7 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
 _MAX_SOURCES = 8
-_MAX_CHARACTERS = 28  # of a label
+_MAX_CHARACTERS = 28  # characters of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -45,7 +45,9 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return those pictures of a report whose numbers it has, by name. `pictures` defaults to the pictures of this module.
+    """Return pictures of a report, by name. A picture is left out if the report lacks its numbers.
+
+    `pictures` defaults to the pictures of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.

@@ -87,7 +87,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return the result of `summarize` for all `steps`, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            # reads the file once for all traces; a trace raises its errors
+            # reads the file once for all traces; errors are raised later, by a trace
             with contextlib.suppress(GrainSftError):
                 _ = layout.corpus.sources
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
@@ -168,7 +168,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     """Return how unevenly the cost of attention is spread over devices.
 
-    The result has an entry for each number of rows on a device, in `ROWS_A_DEVICE`, that divides all batches of `steps`.
+    The result has an entry for each number of rows in `ROWS_A_DEVICE` by which all batches of `steps` can be divided.
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
     mean and the highest spread of the steps. `step` is the step of `worst`.
     """

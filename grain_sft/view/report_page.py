@@ -40,7 +40,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    # if rows have several lengths, `global_batch_size` counts the longest rows; all batches have as many tokens
+    # if rows have several lengths, `global_batch_size` counts the longest rows; all batches have the same number of tokens
     longest = run["sequence_length"]
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():

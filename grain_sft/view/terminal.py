@@ -123,7 +123,7 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines of tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # enough columns for the tokens in `line`, and for brackets that do not begin the line
+    used = 0  # columns of the tokens in `line`, and of brackets that do not begin the line
     most = width - (0 if colour else 2)  # the 2 columns are for brackets that begin the line
     for cell in cells:
         # a token wider than a line is divided into parts of `size` characters, which take at most two columns each

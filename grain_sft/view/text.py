@@ -56,7 +56,7 @@ def _sign(character: str) -> str:
 
 
 class TokenTexts:
-    """The text of each token id; no text without a tokenizer."""
+    """Texts of token ids. Without a tokenizer, no id has a text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         special = {} if tokenizer is None else tokenizer.special_tokens

@@ -28,8 +28,8 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""For each key of MaxText's config, whether a value is refused, and why. With such a value, a step would not train on the
-pipeline's batch, or a resumed run would not continue with the next batch."""
+"""By key of MaxText's config: a function that returns whether a value is refused, and the reason. With a refused value, a step
+would not train on the pipeline's batch, or a resumed run would not continue with the next batch."""
 
 
 def check_trainer(config: Any) -> None:
@@ -78,7 +78,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 
 def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
-    """Refuse batches that lack an array, or have another row length than MaxText expects."""
+    """Refuse batches that lack an array, or have rows of a length that MaxText does not expect."""
     widths, expected = _widths(pipeline), trainer.widths(config)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
@@ -109,7 +109,7 @@ def _check_responses(layout: Layout, where: str) -> None:
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
-    """Refuse rows of several lengths, and batches of another number of rows than MaxText expects."""
+    """Refuse rows of several lengths, and batches with a number of rows that MaxText does not expect."""
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     rows_of_step = getattr(config, name)
     expected = trainer.rows(config, rows_of_step) if training else rows_of_step

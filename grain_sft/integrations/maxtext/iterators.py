@@ -94,7 +94,7 @@ def make_eval_iterator(
 
 
 def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
-    """Return the pipeline of training or of evaluation, checked against MaxText's `config`, and the path of its own config."""
+    """Return the pipeline of training or of evaluation, and the path of its config. Check both against MaxText's `config`."""
     checks.check_trainer(config)
     if training:
         where = options.required("config", TRAINING_CONFIG)
@@ -110,9 +110,9 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of the config at `where`. If the config lacks the keys, `epochs` is 1 and `last_batch` is "fill".
+    """Return the pipeline of the config at `where`. Add `epochs: 1` and `last_batch: fill` where the config lacks these keys.
 
-    The keys are not added if the config
+    Neither key is added if the config
 
     - has a mixture;
     - has an order whose batches may have rows of two epochs (`Order.runs_on`);

@@ -48,7 +48,7 @@ class _TrainerRun:
                 iterators.continue_at(step, config, batches, self._options, process_indices)
 
     def close(self) -> None:
-        """Close all batches. Raise the error of a failed read, of which MaxText's own error is only a consequence."""
+        """Close all batches. If a read failed, raise the error of the read: MaxText's own error does not name the cause."""
         for batches in self._batches:
             batches.close()
         for batches in self._batches:

@@ -55,7 +55,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`. Without a path, raise a ConfigError that describes the file as `noun`."""
+        """Return the path of the option `name`. Without a path, raise a ConfigError that calls the missing file `noun`."""
         path: str = getattr(self, name)
         if not path:
             name = PREFIX + name
@@ -64,7 +64,7 @@ class Options:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
-    """Return MaxText's arguments and grain_sft's options of a command line.
+    """Divide a command line into MaxText's arguments and grain_sft's options.
 
     Raises:
       ConfigError: As in `Options.from_environment`. Or an option has two different values, `dataset_type` is not
