@@ -43,7 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Warn, and replace `module` in `sys.modules` by the module at the new path.
 
-        The module `mixture` is not replaced, but gets its names from several modules.
+        The module `mixture` stays, and gets its names from several new modules.
         """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}

@@ -71,7 +71,7 @@ class MissingExtraError(GrainSftError, ImportError):
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> Self:
-        """Return the error for a feature that needs `package`. `extra` is the extra of grain_sft that installs it."""
+        """Return the error for a feature that needs `package`. `extra` is the extra of grain_sft that installs the package."""
         command = install_command(extra)
         return cls(f"{feature} needs {package}, which is not installed. Run `{command}` in the checkout of grain_sft.")
 

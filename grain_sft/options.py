@@ -142,7 +142,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
     check_keys(section, options, where)
     for name, option in options.items():
         if name in section:
-            # for the key `layout`, "a.yaml" becomes "a.yaml: layout"; for the key `kind` in it, "a.yaml: layout.kind"
+            # for the key `layout`, "a.yaml" becomes "a.yaml: layout"; for the key `kind` in `layout`, "a.yaml: layout.kind"
             check_value(section[name], option.type, f"{where}.{name}" if ": " in where else f"{where}: {name}")
         elif require and option.default is REQUIRED:
             raise ConfigError(f"{where} lacks the key {name!r}. Add it.")

@@ -121,8 +121,8 @@ class Registry(Generic[Entry]):
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
     """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are.
 
-    The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`. Between them is the
-    exception, with the file and line of the other package that raised it.
+    The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`. Between them are the
+    exception and the last line of its traceback that is not in grain_sft.
     """
     try:
         yield

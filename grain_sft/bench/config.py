@@ -1,7 +1,7 @@
 """Speed of a config's pipeline on this machine, and the best numbers of threads and processes.
 
 The stages of a step are measured on data in memory: a few steps are read again and again. `Pipeline.iter` is measured on new
-steps, so its time includes a slow disk or bucket.
+steps, so a slow disk or bucket makes it slower.
 """
 
 import contextlib
@@ -242,5 +242,5 @@ class _FirstSteps:
 
 
 def _doubled(most: int) -> list[int]:
-    """Return [1, 2, 4, 6] for `most` 6: the powers of two up to it, and `most` itself."""
+    """Return the powers of two up to `most`, and `most` itself: [1, 2, 4, 6] for 6."""
     return sorted({*(1 << bit for bit in range(most.bit_length())), most} - {0})

@@ -81,7 +81,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
     Training with grain_sft needs only the results of `ends_of` and `blend`, so only these calls are timed. The whole index is
-    made only to compare it with that of megatron-core.
+    made only for the comparison with megatron-core's index.
 
     Raises:
       PipelineError: The indices of megatron-core and grain_sft differ.

@@ -37,7 +37,7 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     """Return functions by name: `LIMIT` (it copies a batch), the stages of a step in order, and the whole step.
 
     Each call runs the stage for the next step, on inputs that were computed beforehand. A whole step may be faster than its
-    stages together, because it may filter and shift the rows while it reads them.
+    stages together, because a whole step may filter and shift rows while it reads them.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]

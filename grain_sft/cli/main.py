@@ -64,7 +64,7 @@ def console() -> None:
 
 
 def declare(command: str, parser: Parser) -> None:
-    """Add the arguments of `command` to `parser`, and set its default `run` to the function that runs the command."""
+    """Add the arguments of `command` to `parser`. The parser's default `run` is then the function that runs the command."""
     module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
     getattr(module, command.replace("-", "_"))(parser)
 

@@ -148,7 +148,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks that a process reads, by first column. Adjacent columns with the same rows are one block."""
+    """Return the blocks that a process reads, ascending by column. Adjacent columns with the same rows are one block."""
     num_rows, length = mine.shape
     # `masks[columns][i]` is True if a device of the process has these columns of row i
     masks: dict[Columns, npt.NDArray[np.bool_]] = {}

@@ -33,7 +33,7 @@ def part(name: str) -> str:
 
 
 def make_page(title: str, body: str, *, styles: str, data: Any, script: str = "") -> str:
-    """Return a page of HTML. Its Content-Security-Policy forbids it to load anything, and to run any script but `script`.
+    """Return a page of HTML. Its Content-Security-Policy forbids loading anything, and running any script but `script`.
 
     Args:
       title: Title, as plain text.

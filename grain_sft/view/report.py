@@ -20,7 +20,7 @@ from grain_sft.view.text import TokenTexts
 MOST_TOKENS = 1 << 25
 """Maximum number of tokens of all sampled steps together."""
 MOST_SCANNED = 1 << 28
-"""Maximum number of tokens that a search for documents reads. In a larger corpus, it reads only some shards."""
+"""Maximum number of tokens that a search for documents reads. In a larger corpus, the search reads only some shards."""
 MOST_PACKED = 3_000_000
 """Maximum number of documents on which packing algorithms are compared. `multipack` takes 2 to 10 s for a million."""
 
@@ -129,7 +129,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus and None, or `_some_shards` of it if a search of all shards would take too long."""
+    """Return (corpus, None). If a search of all shards would take too long, return a result of `_some_shards` instead."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:

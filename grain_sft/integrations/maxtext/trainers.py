@@ -46,13 +46,13 @@ class Trainer:
         return checkpoint + 1
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
-        """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
+        """Patch the trainer's `module` to call `check` with MaxText's config, before minutes pass with loading weights.
 
         Pre-training needs no patch: it makes the data iterators, which check the config, before it loads weights.
         """
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
+        """Patch the trainer's `module` to call `continue_at` with the step of the restored weights.
 
         These are usually the weights of the latest checkpoint, but options of MaxText can name others.
         """
