@@ -83,10 +83,10 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # only this object is in the registry, because its `collect` returns the metrics
+        # Only this object is in the registry. The metrics are not (`registry=None`), because `collect` returns them.
         histogram: Any = BulkHistogram
         if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set
-            # only this histogram can write to that folder
+            # only prometheus_client's histogram can write to that folder
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."

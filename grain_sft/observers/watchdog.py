@@ -75,7 +75,7 @@ class _IteratorWatch(_Watch):
         self._iterator = weakref.ref(iterator)
         self._stats = iterator.stats
         self._last_summary = perf_counter()
-        self._stats_then = copy.copy(iterator.stats)
+        self._last_stats = copy.copy(iterator.stats)
 
     def check(self, now: float) -> bool:
         """Log the stalls and summaries that are due at `now`. Return False if the iterator no longer exists."""
@@ -100,7 +100,7 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        stats = iterator.stats  # read first, because this property adds times of batches to `activity.recent`
+        stats = iterator.stats  # before `activity.recent` is read, because this property adds times of batches to it
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:
@@ -108,9 +108,9 @@ class _IteratorWatch(_Watch):
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
-        before, stats = self._stats_then, copy.copy(iterator.stats)
+        before, stats = self._last_stats, copy.copy(iterator.stats)
         seconds = now - self._last_summary
-        self._last_summary, self._stats_then = now, stats
+        self._last_summary, self._last_stats = now, stats
         steps = stats.steps - before.steps
         # absl hides INFO by default; then the summary is logged as a warning
         log = logging.info if logging.level_info() else logging.warning
@@ -153,7 +153,7 @@ class Watchdog(Observer):
         """Forget all watches and the thread, which a forked child does not have."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
-        # not an Event, which hangs if an exception such as KeyboardInterrupt arrives inside its methods
+        # an `Event` would hang if an exception such as KeyboardInterrupt arrived inside its methods
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 

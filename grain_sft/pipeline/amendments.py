@@ -77,9 +77,10 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a part that differs between two receipts may change a batch before `step`. None means any step.
+    """Return whether a part that differs between two receipts may change a batch before `step`; True if `step` is None.
 
-    `texts` are the texts of the part; None for a receipt without it. "from step 10: ..." changes no batch before step 10.
+    `texts` has the text of the part in each receipt; None for a receipt without the part. The text "from step 10: ..." means
+    that the part changes no batch before step 10.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
@@ -89,8 +90,9 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
     """Raise a `PipelineError` if a state and a config differ in the changes of the run before `step`.
 
     Args:
-      noun: Name of such a change in the message: "amendment" or "later stage".
+      noun: Word for a change in the message: "amendment" or "later stage".
       of_state, of_config: Text of each change, such as "from step 10: skip 3 steps".
+      step: Step at which the run continues.
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):

@@ -17,7 +17,7 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
     """
     try:
         batch: Element = transform.map(element)
-    except Exception as error:  # the context is made only now, because it takes time
+    except Exception as error:  # `entry_errors` is not entered earlier, because that takes time
         where = f"step {step}: transform {name_of(type(transform))}"
         with entry_errors(PipelineError, where, "Fix its code, or its options."):
             raise error

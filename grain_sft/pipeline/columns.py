@@ -15,7 +15,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
-    # `cut_columns` refuses a range outside the row, and states the width of the batch
+    # For a range outside the row, read all columns: then `cut_columns` can state the width of the batch in its error.
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return None
     before, after = reach

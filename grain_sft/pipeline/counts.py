@@ -31,8 +31,9 @@ class IteratorStats:
       waited: Seconds inside `next`.
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
       next_step: Step after the last delivered step.
-      waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      stalled: Copy of `waiting`, which an observer sets during a long wait to get a call of `stall_ended`; else None.
+      waiting: Step that `next` waits for, and time of the call of `next` (`time.perf_counter`); None between calls.
+      stalled: Copy of `waiting` that an observer sets during a long wait; else None. If it is set, the observers get a call of
+        `stall_ended` after the wait.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class IteratorStats:
         return self._last_arrival - self._first_request - self.waited
 
     def count(self, arrival: Arrival) -> bool:
-        """Count a batch. Return False if the batch was counted before, because an interrupted `next` may deliver it twice."""
+        """Count a batch, and return whether it was new. An interrupted `next` may deliver a batch twice."""
         _, step, shape, requested_at, arrived_at = arrival
         if arrived_at <= self._last_arrival:
             return False
@@ -66,15 +67,15 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Delivered batches that are not counted yet. To count each batch when it arrives would take 5 % of the time of a batch of
-windows (`bench --only windows`): the objects for it are not in the processor's cache."""
+"""Delivered batches that are not counted yet. Counting each batch on arrival would take 5 % of the time of a batch of windows
+(`bench --only windows`), because the counters are not in the processor's cache then."""
 
 _make_seconds: list[float] = []  # seconds to make each batch that is not counted yet
 _counting = ForkSafeLock()
 
 
 def count_batches() -> None:
-    """Count the batches that were made or delivered since the last call, for iterators, observers and `activity.recent`."""
+    """Add the batches made or delivered since the last call to `IteratorStats`, `activity.recent` and the observers."""
     with _counting.lock:
         make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
         delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]

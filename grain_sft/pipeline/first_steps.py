@@ -23,8 +23,8 @@ class FirstSteps:
     """Check of a pipeline's first batches, which logs at most one warning."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED  # number of batches to check; 0 once a batch takes loss, or does not state its loss
-        self._steps: list[int] = []  # without loss
+        self.left = NUM_CHECKED  # number of batches still to check
+        self._steps: list[int] = []  # checked steps without loss
         self._lock = ForkSafeLock()
 
     def check(self, pipeline: Run, step: int, batch: Any) -> None:
@@ -33,7 +33,7 @@ class FirstSteps:
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
             advice = "Give the pipeline [ShiftTargets()] for inputs and targets."
             logging.warning("This pipeline has no transforms: its batches have the keys %s. %s", keys, advice)
-        if takes_loss(batch) is not False:
+        if takes_loss(batch) is not False:  # a batch with loss, or with unknown keys, ends the check
             self.left = 0
             return
         with self._lock.lock:
@@ -82,7 +82,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return why no token of `rows`, which have the arrays `element`, takes loss; "" if a token does."""
+    """Return why no target of `rows` takes loss in the source; "" if a target does. `element` has the arrays of `rows`."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""

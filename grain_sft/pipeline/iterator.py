@@ -48,7 +48,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._takes_ready = not first_steps.left  # then `next` skips this method
+            self._takes_ready = not first_steps.left  # if True, `next` takes ready batches without this method
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -67,7 +67,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # Until the workers have started, `__main__` is hidden, and other processes that the caller starts can't import it.
+            # Wait until the workers have started. Until then, `__main__` is hidden, and other new processes can't import it.
             with self._from_workers.started:
                 pass
 
@@ -76,7 +76,7 @@ class PipelineIterator(StepIterator[Element]):
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # the workers make the steps in turn: of 2 workers and start 100, worker 1 makes steps 101, 103, ...
+        # the workers make the steps in turn: with 2 workers and start 100, worker 1 makes steps 101, 103, ...
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 
@@ -102,7 +102,7 @@ class PipelineIterator(StepIterator[Element]):
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
                 raise PipelineError(f"state: '{name}' is {texts!r}; expected a list of texts. Give a saved state.")
         expected = self.pipeline.data_key
-        # states of order `maxtext` by version 0.1 name the host that saved them
+        # version 0.1 wrote the index of the saving host into states of order `maxtext`: compare as if it were 0
         if re.sub(r"host=Host\(index=\d+", "host=Host(index=0", str(state.get(_PIPELINE, expected))) != expected:
             found = f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}"
             fix = "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."

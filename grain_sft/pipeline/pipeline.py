@@ -45,8 +45,8 @@ class Pipeline:
 
     Args:
       source: Source of the rows: an `NpyDataSource`, or a `MixtureSource` of several.
-      sampler: Sampler of as many rows as the source has. A `MixtureSource` takes a `MixtureSampler` with sources of the same
-        names.
+      sampler: Sampler of `len(source)` rows. A `MixtureSource` takes a `MixtureSampler` with the same names of sources, in the
+        same order.
       transforms: Grain `Map` transforms of batches [rows, L], such as `[NgramFilter(), ShiftTargets()]`.
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
         logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not logged.
@@ -56,7 +56,7 @@ class Pipeline:
     Attributes:
       planned_sampler: The argument `sampler`, without the amendments.
       sampler: The sampler with the amendments, which `pipeline[step]` uses.
-      withdrawals: Documents that amendments withdraw; None if they withdraw none.
+      withdrawals: Documents that amendments withdraw; None if no amendment withdraws documents.
 
     Raises:
       PipelineError: The sampler is for another number of rows, a transform is not a `Map`, or the audit log is in a bucket.
@@ -154,16 +154,19 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return a copy for `host` that has the first `num_amendments` amendments and no observers. None changes nothing."""
+        """Return a copy without observers, for `host` and with the first `num_amendments` amendments.
+
+        If `host` is None, the copy has the same host. If `num_amendments` is None, the copy has all amendments.
+        """
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return a list of only this pipeline, because its run has no stages."""
+        """Return `[self]`, because this run has no stages. See `StagedPipeline.with_first_stages`."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
-        """Return the first column to read for columns [start, stop), and a cached pipeline of rows from this column on."""
+        """Return the first column to read for columns [start, stop), and a pipeline that reads from this column on."""
         columns = columns_to_read(self.source.layout, self.transforms, start, stop)
         if columns is None:
             return 0, self
@@ -249,7 +252,7 @@ class Pipeline:
         """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
 
         Args:
-          rows: Number of rows from the first on, or the slots of the rows in the host's batch.
+          rows: Number of rows, beginning with the first; or a list of indices of rows in this host's batch.
           tokenizer: Path of the tokenizer. None means the tokenizer next to the corpus. Without a tokenizer, ids are printed.
 
         Raises:
@@ -279,7 +282,7 @@ class Pipeline:
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
             "transforms": ", ".join(self.described) or "none: the keys are the source's",
-            "receipt": vars(self).get("receipt"),  # only if computed before, because it may take long
+            "receipt": vars(self).get("receipt"),  # only a cached receipt, because hashing may take long
         }
         return html_facts("Pipeline", facts)
 

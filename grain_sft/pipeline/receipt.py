@@ -1,4 +1,4 @@
-"""Receipt: a short hash of everything that decides the batches of a run, with its parts."""
+"""Receipt: everything that decides the batches of a run, as texts and as a short hash."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Receipt:
 
         Args:
           other: Parts of another receipt. In the sentences, "there" means this other receipt, and "here" means `self`.
-          before: Step; amendments and stages that begin at this step or later are not compared. None compares all.
+          before: Step. Amendments and stages that begin at this step or later are not compared. None compares all of them.
         """
         check_type("other", other, Mapping, "the `parts` of another receipt")
         check_type("before", before, numbers.Integral | None, "a step, or None")
@@ -67,7 +67,8 @@ class Receipt:
         data_before = self.data_step(before - 1) + 1 if before else before  # `before` as a data step
         for name in {**self.parts, **other}:
             here, there = self.parts.get(name), other.get(name)
-            is_stage = name.startswith("stage ") and ": amendment " not in name  # its text states a data step
+            # the text of a stage states a data step
+            is_stage = name.startswith("stage ") and ": amendment " not in name
             if here != there and begins_before(data_before if is_stage else before, (here, there)):
                 sentences.append(f"{name} differs: here {here or 'nothing'}; there {there or 'nothing'}.")
         return sentences
@@ -80,7 +81,7 @@ class Receipt:
 
 
 def parts_of(source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[str]) -> dict[str, str]:
-    """Return the parts of a receipt by name. `transforms` are texts of `described`."""
+    """Return the parts of a receipt by name. `transforms` has the result of `described` for each transform."""
     layout, parts = source.layout, dict(source.layout.receipt)
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
@@ -122,7 +123,7 @@ def described(transform: grain.transforms.Map) -> str:
 
 def _attributes(value: object) -> dict[str, Any]:
     state: Any = object.__getstate__(value)
-    if isinstance(state, tuple):  # attributes and slots, of a class that has slots
+    if isinstance(state, tuple):  # a class with slots: (attributes, slots)
         state = {**(state[0] or {}), **state[1]}
     return dict(sorted((state or {}).items()))
 
@@ -135,7 +136,10 @@ def _is_abbreviated(value: object) -> bool:
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with sorted sets, except sets of numbers: their order is equal in all processes."""
+    """Return the repr of a value, with the items of sets sorted.
+
+    Sets of numbers are not sorted, because their order is the same in all processes.
+    """
     text = repr(value)
     if "{" not in text or id(value) in parents:  # an object may contain itself
         return text

@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, for modules that pipeline.py imports."""
+    """Members of a `Pipeline`. Modules that pipeline.py imports use this type, because they can't import `Pipeline`."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -73,7 +73,7 @@ class Delivery(NamedTuple):
     """One batch that an iterator hands out.
 
     Attributes:
-      writer: Whether this process has the first row of the global batch. This process writes files for all processes.
+      writer: Whether this process has the first row of the global batch. Only the process with this row writes files.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
@@ -124,4 +124,4 @@ class Observer:
         """
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
-        """An iterator was closed, not garbage-collected."""
+        """An iterator was closed. Garbage collection of an iterator does not call this."""

@@ -16,8 +16,8 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
-"""How far earlier stages have read a stream: an epoch, the number of tokens read of it, and the `EpochStream.batching` of the
-last of these stages. A later stage can continue inside the epoch only with the same `batching`."""
+"""Where the last stage that read a stream has ended: epoch, number of tokens read in this epoch, and `EpochStream.batching` of
+that stage. A later stage can continue inside the epoch only with the same `batching`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,13 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
-      amendments: Amendments of the run, in order, with the numbers that documents have in this stage. An entry is None if the
-        stage lacks the documents. If `amendments` is None, documents have the same numbers in all stages.
+      amendments: Amendments of the run, in order. `Amendment.withdraw` has the numbers that documents have in this stage. An
+        item is None if the stage has none of the documents. If `amendments` is None, documents have the same numbers in all
+        stages.
 
     Raises:
-      PipelineError: Both `steps` and `tokens` are given, one is below 1, the sampler is for another number of rows, or a
-        transform is not a `Map`.
+      PipelineError: Both `steps` and `tokens` are given, one of them is below 1, the sampler is for another number of rows, or
+        a transform is not a `Map`.
     """
 
     source: NpyDataSource | MixtureSource
@@ -47,7 +48,8 @@ class Stage:
     def __post_init__(self) -> None:
         check_rows(self.source, self.sampler)
         check_maps(self.transforms)
-        object.__setattr__(self, "described", tuple(map(described, self.transforms)))  # as in `Pipeline`
+        # before a transform's `map` changes its attributes
+        object.__setattr__(self, "described", tuple(map(described, self.transforms)))
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
         check_type("stage: amendments", self.amendments, Sequence | None, "a list of amendments")
@@ -56,11 +58,11 @@ class Stage:
             if getattr(self, name) is not None:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
-    def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return the amendments `run` (all, or the first ones), with the numbers that documents have in this stage."""
+    def amendments_of(self, of_run: Sequence[Amendment]) -> list[Amendment]:
+        """Return this stage's version of the amendments `of_run`, which are all amendments of the run, or the first ones."""
         if self.amendments is None:
-            return list(run)
-        return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
+            return list(of_run)
+        return [amendment for amendment in self.amendments[: len(of_run)] if amendment is not None]
 
     @property
     def num_steps(self) -> int | None:
@@ -68,7 +70,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # a curriculum: lengths of rows differ by step, but not the number of tokens
+        if length is not None:  # a curriculum: the row length differs by step, but not the tokens of a batch
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -79,7 +81,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
 
     The samplers apply the weights of `amendments`, but not the skips. So their steps are data steps, as in `reweights_of`.
     """
-    progress: dict[Any, Progress] = {}  # by the key of a stream, as in `_streams`
+    progress: dict[Any, Progress] = {}  # by the key that `_streams` yields for the stream
     samplers: list[MappedSampler] = []
     gaps = []
     first_step = 0
@@ -96,7 +98,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         end = None if steps is None else first_step + steps
         sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
-        changes = []  # weights that name only sources of this stage, and hold from a step before its end
+        changes = []  # (data step, weights) of amendments that begin before the stage ends, and name only its sources
         for step, amendment in reweights:
             if amendment.reweight.keys() <= sources and (end is None or step < end):
                 changes.append((step, amendment.reweight))
@@ -120,9 +122,9 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
 
 
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return where the streams of stage `number` begin, as `starts` of `Sampler.continued`, and the number of tokens left out.
+    """Return the argument `starts` of `Sampler.continued` for stage `number`, and the number of tokens that are left out.
 
-    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage.
+    Tokens are left out if an earlier stage with shorter rows ended inside a row of this stage.
     """
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
@@ -145,16 +147,18 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
     else:
-        # `stream.begin(end)` may be in the next epoch, although rows are left that may fill a smaller batch of the next stage
+        # `stream.begin(end)` may be in the next epoch while rows of this epoch are left. The next stage may use these rows in
+        # smaller batches.
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching
 
 
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
-    """Yield (key, tokens of a row, stream) of each stream of a stage's `sampler`. Stages share streams with equal keys.
+    """Yield (key, tokens of a row, stream) for each stream of `sampler`, a sampler of `stage`.
 
-    A mixture may read one corpus in two sources, so the key ends with a count.
+    A stage continues a stream of an earlier stage if their keys are equal. A key ends with a count, because two sources of a
+    mixture may read the same corpus.
     """
     counts: dict[Any, int] = {}
     for stream in sampler.streams:

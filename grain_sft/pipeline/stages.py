@@ -42,7 +42,8 @@ class StagedPipeline(Pipeline):
       gaps: Number of tokens that each stage leaves out to begin at a whole row.
 
     Raises:
-      PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs.
+      PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs have
+        left.
       RowIndexError, SamplerError: As in `Pipeline`.
     """
 
@@ -60,7 +61,7 @@ class StagedPipeline(Pipeline):
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
-        # these apply the weights of the amendments, and each `Pipeline` below applies the skips
+        # `samplers` apply the weights of the amendments. Each `Pipeline` below applies the skips.
         samplers, _ = placed(self._planned_stages, self.amendments)
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
@@ -114,11 +115,12 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return possible versions of this run from a time when its config had only the first `count` stages.
 
-        An audit log does not record where stage `count` ended at that time. So one version has no end, one has the present end,
-        and one ends after `last_step`. With `count` 1, the list begins with a pipeline without stages.
+        An audit log does not record where stage `count` ended at that time. So the stage has no end in one version, its present
+        end in another, and ends after `last_step` in a third. With `count` 1, the list begins with a pipeline without stages.
 
         Args:
-          last_step: Last step that the audit log has from that time; -1 if it has none.
+          count: Number of stages.
+          last_step: Highest step that the audit log states for that time; -1 if it states none.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step

@@ -28,12 +28,12 @@ class StepIterator(grain.DatasetIterator[T]):
     """Iterator over the batches of consecutive steps. Several threads may call `next`; each batch goes to one of them.
 
     An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. Afterwards,
-    `next_step` and the iterator's state still name the step that was not delivered. So a batch stays in `_undelivered` until
-    just before `next` returns. If a step failed, the following call of `next` tries the step again.
+    `next_step` and the iterator's state still name the step that was not delivered. To ensure this, a batch stays in
+    `_undelivered` until just before `next` returns. If a step failed, the following call of `next` tries the step again.
 
-    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. If a subclass sets `_takes_ready`, `next` takes a
-    batch that is ready without a call of `_make`. After a pause of 5 ms, `next` then lasts 39 us instead of 76 us
-    (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. If a subclass sets `_takes_ready`, `next` does not
+    call `_make` for a batch that is ready. If the trainer pauses 5 ms after each batch, `next` takes 39 us this way, and 76 us
+    with `_make` (`bench --only windows`).
     """
 
     _closed = True  # Grain's constructor sets it to False
@@ -78,7 +78,7 @@ class StepIterator(grain.DatasetIterator[T]):
                     step = self._offer()
                 except _EndOfRun:
                     raise StopIteration from None
-                except StopIteration as error:  # it would end the run silently
+                except StopIteration as error:  # from other code, and would end the run silently
                     problem = f"step {self.next_step}: an observer or order raised StopIteration"
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 batch, _, _ = undelivered = self._undelivered[step]
@@ -86,8 +86,8 @@ class StepIterator(grain.DatasetIterator[T]):
                 del self._undelivered[step]
             return batch
         except BaseException:
-            # This calls no function, not even to lock, because another exception could arrive in the call. An assignment to
-            # one key is safe while another thread makes a batch.
+            # This block calls no function, not even to lock, because another exception could arrive in the call. It needs no
+            # lock: assigning to one key of a dict is safe while another thread makes a batch.
             if taken >= 0:
                 self._undelivered[taken] = undelivered
             raise
@@ -102,7 +102,7 @@ class StepIterator(grain.DatasetIterator[T]):
         else:
             step = self._next
             since, ahead = perf_counter(), self._ahead
-            # its value is None until a thread has made the batch
+            # `result.value` is None until a thread has made the batch
             result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
             batch = self._wait(step, since) if result is None or result.value is None else result.value
             shape, now, delivery = _shape(batch), perf_counter(), None
@@ -111,7 +111,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, writer, shape[0], tokens, now - since)
             self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
-            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, this needs no call of `advance`.
+            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, dropping the value is enough.
             if result is not None and ahead is not None and step < ahead.due:
                 result.value = None
             elif self._ahead is not None:
@@ -221,7 +221,7 @@ def checked_step(pipeline: Run, step: object) -> int:
 
 
 def _shape(batch: Any) -> tuple[int, ...]:
-    """Return the shape of the first array of a batch, such as (rows, L); (0,) if it has none."""
+    """Return the shape of the first array of a batch, such as (rows, L); (0,) for a batch without arrays."""
     try:
         for array in batch.values():
             return array.shape or (0,)

@@ -1,6 +1,6 @@
 """AuditLog: a log of the epochs and restarts of a run, written during the run.
 
-A line is JSON, or text as in the logs of the episode-indexed loader, which is another input pipeline:
+A line is JSON or text. Text has the form of the logs of the episode-indexed loader, another input pipeline:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
 """
 
@@ -112,7 +112,7 @@ class AuditLog(Observer):
         self._ends = [0 for _ in self.paths]  # size of each file after the last entry that this log wrote
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, unless the run jumps
-        self._next_entry_step = -1  # first step that is not before `_next` and has entries
+        self._next_entry_step = -1  # first step with entries, from `_next` on
         self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None

@@ -54,7 +54,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 
 
 def _parsed_lines(data: bytes) -> list[dict[str, str]]:
-    """Return the fields of each line: {} for an unfinished line, and {"unreadable": reason} for one that is not an entry."""
+    """Return the fields of each entry, {} for an unfinished line, and {"unreadable": reason} for any other line."""
     *lines, last = data.split(b"\n")
     if last:  # the last line has no newline, so it is unfinished
         lines.append(last + CUT)
@@ -79,7 +79,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
 
-    Another number may be right too, because a run may change its hosts with its batch size.
+    A number that does not divide all batches may be right too: a run may change the number of hosts with its batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

@@ -16,8 +16,7 @@ def step_of_checkpoint(name: str) -> int:
     """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
     "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000. So do "checkpoint-7000" of Hugging Face's trainer
-    and "iter_0007000" of Megatron. If a name has several of the words step, checkpoint and
-    iter, the number after step counts.
+    and "iter_0007000" of Megatron. If a name has several of the words step, checkpoint and iter, the number after step counts.
 
     Raises:
       RowIndexError: The name has none of these forms, or several numbers, as in "step1-step2".
@@ -64,7 +63,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         epoch: Epoch of the next step's first row, from 0.
         steps_into_epoch: Number of steps done that began in that epoch.
         rows_into_epoch: Number of rows of that epoch that were read.
-        rows, tokens: Totals of all batches so far, with padding and filling rows.
+        rows, tokens: Number of rows and of tokens in all batches so far, with padding and the rows that only fill a batch.
 
     Raises:
       SamplerError: `epochs` is more than the run has, or `every` is not an integer of at least 1.

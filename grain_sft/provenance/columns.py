@@ -22,10 +22,10 @@ _LONG_PIECE = 512
 
 
 class _Part(NamedTuple):
-    """One part of a layout: the whole corpus, or one source of a mixture. Each part numbers its inputs from 0."""
+    """One part of a layout: the whole corpus, or one source of a mixture. Each part numbers its inputs (`Sources`) from 0."""
 
-    first_shard: int  # number in the layout
-    first_document: int  # number in the layout
+    first_shard: int  # number of the part's first shard in the layout
+    first_document: int  # number of the part's first document in the layout
     first_name: int  # index in `Sources.names` of input 0
     table: Ints | None  # int64 [documents, 2], input and record of each document; None without a file of sources
     source_of_shard: Ints  # int64 [shards], input of each shard; used only if `table` is None
@@ -35,7 +35,9 @@ class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
     If a corpus has no file of sources, each label of its shards counts as an input. `names` has "" for an input without a name.
-    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. A source's only input has the name `SOURCE`.
+
+    In a mixture, SOURCE is the name of a source of the mixture. An input has the name `SOURCE/INPUT`, or `SOURCE/0` if input 0
+    has no name. If a source of the mixture has only one input, the input has the name `SOURCE`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -89,13 +91,18 @@ def _names_of_inputs(corpus: Corpus, table: Ints) -> tuple[str, ...]:
 
 
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
-    """Return the numbers that a trace prints for document `number` of `source`, a source of a mixture or "".
+    """Return the numbers that a trace prints for document `number` of `source`.
 
-    The result has several numbers if stages of the run read different corpora under that name.
+    The result has several numbers if stages of the run read different corpora under the name `source`.
+
+    Args:
+      run: Numbers of the documents of the run.
+      source: Name of a source of a mixture; "" for a run that is not a mixture.
+      number: Number of the document in the source.
 
     Raises:
       RowIndexError: No stage has the source or the document.
-      CorpusError, CorpusFileError: The documents of a source of windows can't be found.
+      CorpusError, CorpusFileError: The layout is windows, and the ends of the documents can't be found.
     """
     name = f"{source}:{number}" if source else str(number)
     sources = list(dict.fromkeys(part for layout in run.layouts for part in layout.parts if part))
@@ -108,9 +115,10 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is not trainable. In a preference pair, the input before a response's
-    first token is the prompt. The loss mask decides for the other tokens. A transform before `ShiftTargets`, such as
-    `NgramFilter`, may change the mask. Then the counter reads the tokens of all rows.
+    The first token of a segment has no input before it, so it is not trainable. The loss mask decides for all other tokens. In
+    a preference pair, the mask also decides for the first token of a response, because the prompt is the input before it.
+
+    A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. Then the counter reads all rows' tokens.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

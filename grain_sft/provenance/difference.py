@@ -22,12 +22,12 @@ class Difference:
     Attributes:
       reasons: A sentence for each part in which the receipts differ: "here" is the first pipeline, "there" the second.
       compared: Searched steps, up to the end of the longer run.
-      first_step: First step with different batches, or that only one run has. None if all batches `compared` are equal.
+      first_step: First step that has different batches, or that only one run has. None if all compared batches are equal.
       counted: Steps whose rows and documents were counted, beginning with `first_step`.
       total_rows: Number of rows in the steps `counted`. If two batches of a step differ in size, the larger batch counts.
       differing_rows: Number of rows in the steps `counted` that differ.
       documents: Number of documents in the steps `counted` that only the first pipeline reads, and number that only the second
-        reads. None if a layout does not know its documents (`Layout.follows_documents`).
+        reads. None if a layout does not follow documents (`Layout.follows_documents`).
     """
 
     reasons: list[str]
@@ -151,14 +151,14 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 
 
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return how many documents only `one` reads in `steps`, and how many only `other` reads; None if a layout can't tell."""
+    """Return how many documents only `one` reads in `steps`, and how many only `other` reads; None as in `Difference`."""
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # A document that both read has the same number or the same (source, record), such as line 7 of a.jsonl. Two copies of a
-    # corpus have different numbers. Two mixtures that give a corpus different names have different sources.
+    # Two documents are the same if they have the same number, or the same (source, record), such as line 7 of a.jsonl. Two
+    # copies of a corpus have different numbers. Two mixtures may give a corpus different names, and so different sources.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

@@ -21,7 +21,7 @@ class Event(NamedTuple):
 
     step: int  # step whose batch has the first or the last row of the epoch
     action: str  # START or COMPLETE
-    epoch: int  # of the stream, from 0
+    epoch: int  # number of the stream's epoch, from 0
     stream: int  # index in `Events.streams`
 
 
@@ -127,7 +127,10 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return the fields that decide the order of rows. If `steps_per_epoch` is None, as in a mixture, values are lists."""
+    """Return the fields that decide the order of rows.
+
+    Values are lists, with one item for each stream, in a mixture and in a run that has stages or skips steps.
+    """
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],

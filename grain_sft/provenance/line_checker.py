@@ -107,7 +107,7 @@ class LineChecker:
             self._shifts = {shift}
         elif "chain" not in fields:  # in older logs, which have `chain`, `entry` does not count unfinished lines
             expected = f"expected {self._line + min(self._shifts)}"
-            reason = "A line before it is missing, or it was changed, added or moved."
+            reason = "A line before this line is missing, or this line was changed, added or moved."
             self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
             if number >= 0:
                 self._shifts = self._shifts | {shift}

@@ -31,7 +31,10 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in the version `pipeline` of the run. Call `continue_at` or `go_to` before `pass_event`."""
+        """Return this position in another version of the run, the pipeline `pipeline`.
+
+        The caller has to call `continue_at` or `go_to` before `pass_event`.
+        """
         position = copy.copy(self)
         position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
         return position

@@ -87,7 +87,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # with the first tokens of the next block, in which a needle of this block may end
+        # also read the first tokens of the next block: a needle that begins in this block may end there
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))

@@ -15,7 +15,7 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 
 
 class Names:
-    """Names of one kind, such as the paths of shards, numbered through all stages of a run. `texts[i]` is the name of number i.
+    """Names of one kind, such as the paths of shards, numbered through all stages of a run. Name number i is `texts[i]`.
 
     A name has the same number in all stages. A name that occurs twice in one stage has two numbers. If the stages have the
     names ("a", "") and ("", ""), `texts` is ("a", "", "").
@@ -27,7 +27,7 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return int64 [names + 1]: the number of each name of a stage, then -1. So index -1, for no name, gives -1."""
+        """Return int64 [names + 1]: the number of each name of a stage, then -1. Index -1 stands for no name, and gives -1."""
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 

@@ -18,7 +18,8 @@ class HostCache:
     A block is a whole file or, if `options.unit` is set, a part of a file of `unit` bytes. The model reads and writes no file.
 
     Attributes:
-      hits, misses: Number of blocks that calls of `read` found in the cache, or did not find. A call counts a block once.
+      hits: Number of blocks that `read` found in the cache. One call counts a block once.
+      misses: Number of blocks that `read` did not find in the cache.
       used: Bytes that all blocks in the cache take on disk.
     """
 
@@ -32,7 +33,7 @@ class HostCache:
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Count the reads of one gather. Return the number of requests and the bytes of their answers."""
         sizes: dict[_Key, int] = {}
-        parts: dict[_Key, list[int]] = {}  # by block: the bytes that each piece reads from it
+        parts: dict[_Key, list[int]] = {}  # by block: number of bytes that each piece reads from the block
         for path, file_size, offset, size in pieces:
             unit = self._block_bytes or max(1, file_size)
             for number in range(offset // unit, -(-(offset + size) // unit)):  # -(-a // b) is a / b, rounded up
@@ -63,7 +64,7 @@ class HostCache:
     def _reserve(self, size: int, unfinished: int) -> bool:
         """Remove blocks to make room for a file of `size` bytes, and add `size` to `used`. Return whether the file fits.
 
-        `unfinished` bytes are reserved for other blocks of the same batch, which can't be removed.
+        `unfinished` bytes are reserved for other blocks of the same item of `shard_cache.batches`, which can't be removed.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more blocks than needed, so that there is room for the next blocks, too

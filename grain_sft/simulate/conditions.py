@@ -21,9 +21,9 @@ class Conditions:
     """Speeds of the hosts, of the network and of the bucket.
 
     Args:
-      step_ms: Milliseconds of a training step without its data.
+      step_ms: Milliseconds of a training step, without the wait for its batch.
       latency_ms: Milliseconds from a request to the first byte of its answer.
-      request_ms: Milliseconds of processor time for each request. If real processes run, a measured value replaces this one.
+      request_ms: Milliseconds of processor time for each request. If real processes run, their measured value replaces it.
       cores: Processor cores of each process: 0.25 if 8 processes share 2 cores. A value above 1 counts as 1.
       host_mb: Megabytes per second that one host receives.
       bucket_requests: Requests per second that the bucket answers. Cloud Storage promises 5,000 for a new bucket.
@@ -55,8 +55,8 @@ class Conditions:
 class Waits:
     """Clock of a run. A step begins when every host has its batch.
 
-    The threads of a host make batches in turns. Each begins its batch of step k once the trainer has ended step
-    k - max(prefetch, threads). The bucket answers all requests of a step before those of the next step.
+    The threads of a host make batches in turns. A thread begins the batch of step k when the trainer has ended step
+    k - max(prefetch, threads). The bucket answers all requests of a step before the requests of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of bytes that one `Gather` (a set of reads that a batch makes at the same time) requests together."""
+    """Ranges of bytes that one `Gather` requests together. A `Gather` is a set of reads that a batch makes at the same time."""
 
     gather: Gather
     ranges: Ranges
@@ -71,7 +71,7 @@ class DemandModel:
     """Model of the demand of some hosts of a run. It records what each host has cached and checked.
 
     A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before the first read of a
-    file, it checks both ends of the file, and requests the version if the index lacks it.
+    file, the host checks both ends of the file. If the index lacks the version of the file, the host also requests the version.
 
     Attributes:
       hosts: int64, indices of the modelled hosts, ascending.
@@ -128,9 +128,10 @@ class DemandModel:
         return demand
 
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
-        """Return what gather `number` requests: both ends of each file that it checks, then `ranges`, which are sorted by cell.
+        """Return what gather `number` requests: both ends of each file that it checks, then the remote ranges of `ranges`.
 
-        The gather's reads of local files, and its requests for the versions of files, are added to `demand`.
+        `ranges` are sorted by cell. The gather's reads of local files, and its requests for the versions of files, are added to
+        `demand`.
         """
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]

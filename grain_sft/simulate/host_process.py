@@ -60,7 +60,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # the iterator asks its threads for at least this many batches after each batch that is taken
+    # when the last of `steps` is taken, the iterator has requested at least all batches before `end`
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)

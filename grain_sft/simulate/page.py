@@ -79,7 +79,7 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures
 
 
 def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`. A `label` such as "s in {:,.0f} steps" gets the number of steps of a point of the curve."""
+    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", the number of steps for each point is inserted."""
     axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
     axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))

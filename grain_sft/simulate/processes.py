@@ -177,8 +177,9 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
     """Return the fit of the model to the figures of one process.
 
-    `request_ms`, `open_s` and `base_mb` are what the model leaves unexplained. For example, the model with `request_ms` 0 gives
-    0.1 s for a batch of 40 requests, and the process took 0.3 s. The missing 0.2 s are 5 ms for each request.
+    `request_ms`, `open_s` and `base_mb` are the parts of the measured figures that the model does not explain. For example, the
+    model with `request_ms` 0 gives 0.1 s for a batch of 40 requests, and the process took 0.3 s. The missing 0.2 s are 5 ms for
+    each request.
     """
     demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests = demand.requests[:, 0]  # the demand has one column: the host of this process
@@ -207,7 +208,10 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
 
 
 def _batches_mb(conditions: Conditions, batch_bytes: float, received: float) -> float:
-    """Return the MB of the batches in memory, of `batch_bytes` each, and of the bucket's answers, `received` bytes a batch."""
+    """Return the MB of all batches in memory, and of the bucket's answers to the threads that make batches.
+
+    A batch has `batch_bytes` bytes. The answers for a batch have `received` bytes.
+    """
     ready = max(conditions.prefetch, conditions.threads)
     batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
     return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6

@@ -27,7 +27,7 @@ class Ranges(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Reads that a batch makes at the same time, from one source's token files or loss files of one kind.
+    """Reads that a batch makes at the same time, from the token files of a source, or from its loss files of one kind.
 
     A batch makes one gather after the other.
 

@@ -87,6 +87,7 @@ def simulate(
 
     Args:
       pipeline: Pipeline of the run, of any host.
+      hosts: Number of hosts of the run.
       steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first of these steps.
       conditions: Speeds of hosts, network and bucket. None means the defaults. If `real` is given, its conditions are used.
       as_bucket: Whether reads of local files count as requests to a bucket.
@@ -94,7 +95,8 @@ def simulate(
       real: Measurements of real processes. None means that the start-up time and the memory are not predicted.
 
     Raises:
-      SamplerError: `hosts` or `restart_hosts` does not divide the batch, `steps` are not consecutive, or the run lacks them.
+      SamplerError: `hosts` or `restart_hosts` does not divide the batch, `steps` are not consecutive, or the run does not
+        have these steps.
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = sampler_of(pipeline, hosts, steps)
@@ -204,7 +206,10 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for their first `prefetch` batches, and the seconds that the bucket takes for them."""
+    """Return the requests of all hosts for their first `prefetch` batches, and the seconds that the bucket takes for them.
+
+    With `real`, the figures include the requests that open the corpus.
+    """
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
@@ -214,7 +219,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the figures of `real`, and under `start` those until all hosts have a batch."""
+    """Return the figures of `real`. The entry `start` has the figures until all hosts have their first batch."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
@@ -238,7 +243,7 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return the figures of a restart at `step` on hosts that still have the shard caches of `model`; None without the step."""
+    """Return the figures of a restart at `step` on hosts that have the shard caches of `model`; None if the run has ended."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None

@@ -61,7 +61,7 @@ class Arrays:
 
     def __init__(self) -> None:
         self._buffers: dict[Hashable, list[Any]] = {}  # keys: the arguments of `empty` or `stack`
-        self._bytes = 0
+        self._bytes = 0  # size of all buffers in `_buffers`
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
@@ -75,8 +75,8 @@ class Arrays:
         """Return the `views` of an unused stack, and the stack's `count` uninitialised int32 arrays.
 
         A stack is faster than `count` calls of `empty`. `views` is called once for each new stack. So calls with equal `count`
-        and `shape` must pass the same function. Its result must not refer to the `Stack`: such a cycle would keep the memory
-        until a garbage collection.
+        and `shape` must pass the same function. The result of `views` must not refer to the `Stack`: such a cycle would keep
+        the memory until a garbage collection.
         """
         with self._lock.lock:
             stack = self._unused((count, shape), Stack, count, shape, views)
@@ -89,7 +89,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        buffer.references = sys.getrefcount(buffer.memory)  # set first: Ctrl-C must not leave a kept buffer without it
+        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come between
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
@@ -104,7 +104,7 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array, which begins at byte `begin`."""
+    """Memory of an array. The array begins at byte `begin` of `memory`."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
@@ -120,7 +120,7 @@ class Stack(_Buffer):
       array, numbers: Function that returns array i, and `range(count)`. `map(array, numbers)` saves 2 % of the time of a batch
         of windows, compared with iteration over `arrays`.
       first, rows: memoryview of the first array, and list of the memoryviews of its rows.
-      views: The caller's views of this memory.
+      views: Result of the function `views`: the caller's views of this memory.
     """
 
     def __init__(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> None:

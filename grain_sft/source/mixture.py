@@ -18,11 +18,11 @@ class MixtureSource(RowSource):
     """Rows of several sources by number: first all rows of the first source, then all rows of the second, and so on.
 
     Every row has the keys of `NpyDataSource`. `tokens` have the widest dtype of all sources. If any source has `loss_weights`,
-    all rows have them. In rows of a source without weights, they are 1 where a token takes loss, else 0. Each source pads its
-    rows with its own padding token. A `FILL_ROW` is read from the first source.
+    all rows have them. In rows of a source without weights, the weight of a token is 1 if the token takes loss, else 0. Each
+    source pads its rows with its own padding token. A `FILL_ROW` is read from the first source.
 
     Args:
-      sources: Sources by name, of one sequence length.
+      sources: Sources by name. All sources have the same sequence length.
 
     Raises:
       LayoutError: The sequence lengths differ.
@@ -48,7 +48,7 @@ class MixtureSource(RowSource):
         for name, indices_in_batch, rows_of_source in self.layout.split(rows):
             element = self._readers[name].read(rows_of_source)
             for key, array in batch.items():
-                # a source without `loss_weights` has a mask, whose True becomes 1
+                # the mask of a source without `loss_weights` becomes weights 1 and 0
                 array[indices_in_batch] = element.get(key, element["loss_mask"])
         return batch
 

@@ -126,7 +126,9 @@ class NpyDataSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return rows with targets, as `ShiftTargets` makes them. Return None for a `FILL_ROW`, or if a token may exceed int32.
+        """Return the rows `indices` with targets, as `ShiftTargets` makes them.
+
+        Return None if one of `indices` is `FILL_ROW`, or if a token may exceed int32.
 
         Raises: as `read`.
         """
@@ -142,7 +144,7 @@ class NpyDataSource(RowSource):
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return `sources[""]`, or this source if it is missing."""
+        """Return `sources[""]`, or this source if `sources` has no key ""."""
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
@@ -158,7 +160,7 @@ class NpyDataSource(RowSource):
     def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        Unless `shifted`, ignore the third value, the targets and their segment ids.
+        Without `shifted`, the third value, the targets and the targets' segment ids are undefined.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
@@ -199,8 +201,8 @@ class NpyDataSource(RowSource):
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
-        firsts: Ints | None = None  # place of the first token of each piece in the flattened rows
-        # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` are the places of the segments' last
+        firsts: Ints | None = None  # index of the first token of each piece in the flattened rows
+        # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` are the indices of the segments' last
         # tokens in the flattened rows: 7 and 15 for two whole rows of 8 columns.
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)

@@ -36,8 +36,8 @@ class _Block(NamedTuple):
     Attributes:
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
-      by_ends: For each row that stores the ends of its segments: the memory of its ends (int64: their number, then the ends),
-        and the views of its arrays in the batch.
+      by_ends: (memory, views) of each row that stores the ends of its segments. The memory is int64: number of ends, then the
+        ends. The views are of the row's arrays in the batch.
     """
 
     rows: slice
@@ -122,7 +122,7 @@ class RowReader:
         """Return the blocks of the batch in `stack`. This is called once for each stack."""
         tokens, targets, *_ = stack.arrays
         count, length = tokens.shape
-        # rows that store the ends of segments may have only half as many bytes
+        # rows that store the ends of segments may have only half as many bytes in the file
         tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
         size = max(1, min(count, tokens_per_block // length))  # rows per block
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks

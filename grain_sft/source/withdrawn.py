@@ -121,7 +121,8 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            # a target is the token after its input, so targets begin one column earlier, except at the start of a row
+            # A target is the token after its input. So the withdrawn targets begin one column before the withdrawn inputs,
+            # except at the start of a row.
             first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
