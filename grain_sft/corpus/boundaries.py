@@ -72,7 +72,8 @@ def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = 
 def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Parse gzipped lines `start,end`, ascending, with or without gaps.
 
-    It unpacks block by block, so that a small file that unpacks to many GB fails before it fills the memory.
+    The file is unpacked block by block, and each block is checked. So a damaged file can't fill the memory, even if it unpacks
+    to many GB.
     """
     stream = gzip.GzipFile(fileobj=io.BytesIO(data))
     parsed = bytearray()

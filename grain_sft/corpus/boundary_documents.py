@@ -1,6 +1,6 @@
 """Documents of a corpus that has boundary files.
 
-A document that continues in the next shard has an entry in the boundary files of both. These entries are joined.
+A document that continues in the next shard has an entry in the boundary files of both shards. The two entries are joined.
 """
 
 import concurrent.futures
@@ -82,10 +82,10 @@ def _documents(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> D
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    If `BoundaryFile.continues` is None, a document continues if the shard before does not end with an EOS.
+    Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
 
-    `corpus.sources_file` states the number of documents. If this rule gives another number, either all documents that may
-    continue do so, or none does. Of 10 pieces, 3 of which may continue a document, this makes 7 or 10 documents.
+    `corpus.sources_file`, if it exists, states the number of documents. If the EOS tokens give another number, either all
+    entries that may continue a document do so, or none does. If 3 of 10 entries may do so, this makes 7 or 10 documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)

@@ -21,7 +21,7 @@ PREFIX = "content-sha256:"
 _VERSION = 1
 _SETTLED = 2.0  # seconds; see `_cache_key`
 _CACHED_FROM = 1 << 20  # bytes of all files together; hashing fewer bytes takes no longer than opening the cache
-_VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
+_VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change if the bytes of a file change
 
 
 class _ChangedError(Exception):
@@ -61,8 +61,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
-    Return None if the files are small, an object has no version, or a file was written to in the last two seconds. A second
-    write in this time might not change the file's times.
+    Return None if the files are small, a remote file has no version, or a local file was written to in the last two seconds. A
+    second write in this time might not change the file's times.
     """
     if sum(file.size for file in stored) < _CACHED_FROM:
         return None
@@ -132,7 +132,8 @@ def content_of_corpus(corpus: CorpusData) -> str:
 def name_of_scan(corpus: CorpusData) -> str:
     """Return the argument `of` of `hashes_of` for a scan that hashes the tokens of each shard.
 
-    It is "bytes" only if each shard is a whole file, so that the hash of a part is not cached as the hash of its file.
+    The name is "bytes" only if each shard is a whole file. Otherwise, the hash of a part of a file would be cached as the hash
+    of the whole file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

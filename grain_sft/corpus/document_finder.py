@@ -127,8 +127,8 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
     stop = np.concatenate(stops)
     # A document begins at the end of its predecessor, or at the start of its shard.
     start = np.append(0, stop)[:-1]
-    # For each shard, the first document that ends after the shard's start. Without an EOS in shard 3, shards 3 and 4 have the
-    # same document. NumPy assigns in order, so it begins at the start of shard 4.
+    # For each shard, the first document that ends after the shard's start. If shard 3 has no EOS, this is the same document for
+    # shards 3 and 4. NumPy assigns in order, so the document begins at the start of shard 4.
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)
     start[first_documents[has_document]] = shard_starts[has_document]

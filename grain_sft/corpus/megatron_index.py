@@ -40,7 +40,7 @@ class IndexHeader(NamedTuple):
 
     stored: np.dtype[np.integer]  # dtype of the tokens in the `.bin`, signed or unsigned
     sequences: int
-    entries: int  # of the document index, at least 1
+    entries: int  # number of entries of the document index, at least 1
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -97,7 +97,7 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
-    """Refuse `sizes`, the numbers of tokens of the sequences, if one is negative."""
+    """Refuse a negative number in `sizes`, the number of tokens of each sequence."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens. {_DAMAGED}")
@@ -108,8 +108,8 @@ def parse(
 ) -> tuple[Ints, Ints]:
     """Return the token offset and the length of each document, or of each sequence, in a range of sequences.
 
-    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. A document that crosses a border
-    of the range has only its sequences in the range.
+    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. If a document crosses a border
+    of the range, only its sequences in the range are returned.
 
     Args:
       data: All bytes of the index.

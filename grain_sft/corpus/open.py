@@ -55,12 +55,12 @@ def open_corpus(
         "openchat" and "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize`
         writes. `package.module:Name` names your own `Format`.
       dtype: Dtype of the tokens in files without a .npy header. By default, the metadata of an SFT corpus or the sizes of its
-        files decide it. Other files are read as uint32, and must look like it.
+        files decide it. Other files are read as uint32. They are refused if their first bytes do not look like uint32 tokens.
       eos_token_id: Token that ends a document. The default is the EOS id in the corpus's metadata.
       path_remap: Prefixes of paths and their replacements. The longest prefix that matches applies. A key `{NAME}` is replaced
         anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
-        that was made with another tokenizer is refused. Tokenizers are compared by hash if this is a path, else by name.
+        that was made with another tokenizer is refused. A path is compared by the hash of the tokenizer, and a name by name.
       remote: Options of reading remote files, such as {"seconds": 120, "requests": 64}; see docs/cloud.md. Environment
         variables set options that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed. Give it for a mix or an index from
@@ -167,7 +167,8 @@ def _detects_list(form: Format, paths: Sequence[str], listing: DirectoryListing)
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     listing = DirectoryListing()
     remapped = options.remap(path)
-    # The path of a mix or an index is remapped only if it does not exist. For a remote path, the suffix decides.
+    # The path of a mix or an index is remapped only if it does not exist. A remote path with the suffix of a mix or an index
+    # counts as existing.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS.make(format)]:

@@ -11,7 +11,7 @@ from grain_sft.storage import Count
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
-LONG_SEGMENT = 1 << 10  # tokens
+LONG_SEGMENT = 1 << 10  # tokens; see `are_long`
 
 _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 
@@ -83,5 +83,8 @@ def _aligned(size: int) -> int:
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:
-    """Return whether segments are so long that copying them one by one is faster than processing whole rows."""
+    """Return whether segments are so long that copying them one by one is faster than processing whole rows.
+
+    `mean_segments` is the mean number of segments in a row.
+    """
     return sequence_length >= LONG_SEGMENT * mean_segments

@@ -14,7 +14,7 @@ class DropLastPosition(grain.transforms.Map):
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # columns 0 to 9 need columns 0 to 10, because `map` cuts the last one
+    column_reach = (0, 1)  # columns 0 to 9 of the output need columns 0 to 10 of the input: `map` cuts column 10
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

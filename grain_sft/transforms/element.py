@@ -73,7 +73,7 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
 
 
 def _definer(transform: object, name: str) -> type:
-    """Return the class, among those of `transform`, that defines the attribute `name`; `object` if none does."""
+    """Return the class or base class of `transform` that defines the attribute `name`; `object` if none does."""
     return next((cls for cls in type(transform).__mro__ if name in vars(cls)), object)
 
 

@@ -11,12 +11,13 @@ from grain_sft.transforms.element import require_keys
 class MaskEod(grain.transforms.Map):
     """Transform that takes the loss off each token after an EOD (end of document) token, as Megatron's `eod_mask_loss` does.
 
-    So the model does not learn to predict the first token of a document from the EOD before it. Put it before `ShiftTargets`.
+    So the model does not learn to predict the first token of a document from the EOD before it. Put this transform before
+    `ShiftTargets`.
 
     Args:
       eod_token_id: Token that ends a document.
-      as_target: Whether to take the loss off the EOD tokens themselves, as MaxText's `grain_file_type=mmap` does. If not, the
-        tokens after EODs lose it.
+      as_target: Whether the EOD tokens themselves take no loss, as with MaxText's `grain_file_type=mmap`. By default, the
+        tokens after EOD tokens take no loss.
     """
 
     column_reach = (1, 0)  # a token's loss depends on the token before it

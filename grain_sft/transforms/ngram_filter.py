@@ -33,7 +33,7 @@ class NgramFilter(grain.transforms.Map):
     succession. A partial last repeat does not count: "abababa" has three repeats of "ab", and "ababa" has two. As in OLMo-core,
     a `max_count` below 3 acts as 3.
 
-    The filter fails the same rows as the `instance_mask` of these datasets of OLMo-core 3.0.0:
+    The rows that fail are those with a False `instance_mask` in these datasets of OLMo-core 3.0.0:
       `NumpyFSLDataset`, for layout windows.
       `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
         before it pads them.
@@ -98,7 +98,7 @@ class NgramFilter(grain.transforms.Map):
 
         `segment_ids` is 0 at padding, and None if no row has padding.
         """
-        # the pipeline records the transforms that it calls, but `ShiftTargets.read` may call this one
+        # `ShiftTargets.read` may call this method. The pipeline records only the transforms that it calls itself.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -146,7 +146,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 
     An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`.
     """
-    # A run has p * (repeats - 1) equal pairs or more. At least half of the others are on one side of a pair.
+    # A run has p * (repeats - 1) equal pairs or more. Of the others, at least half are on one side of the pair at `at`.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):

@@ -46,7 +46,7 @@ class ShiftTargets(Map):
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        # the last token of a row is compared with the first of the next row, but its result becomes 0 below
+        # The last token of a row is compared with the first token of the next row. The result is replaced by 0 below.
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
@@ -59,7 +59,7 @@ class ShiftTargets(Map):
         return _batch(ReadRows(tokens, targets, positions, segments, segmentation, weights))
 
     def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
-        """Return the batch of `source.read(rows)`, `filters` and `map`, made in fewer passes over the arrays.
+        """Return the batch that `source.read`, `filters` and `map` would make of `rows`, in fewer passes over the arrays.
 
         Raises:
           TransformError: A token id does not fit in int32.

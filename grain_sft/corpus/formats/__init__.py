@@ -25,12 +25,13 @@ __all__ = [
 class Format:
     """A format of corpora on disk.
 
-    A subclass defines `detect`, `split` and `part`. Instead of the last two, it may define its own `read`, which usually calls
-    `scan_corpus`. For token files that a list, a glob or a mix names one by one, it also defines `owner` and `home`.
+    A subclass defines `detect`, `split` and `part`. Instead of `split` and `part`, it may define its own `read`, which usually
+    calls `scan_corpus`. If a list, a glob or a mix may name its token files one by one, it also defines `owner` and `home`.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: "auto" tries formats of lower rank first, and formats of equal rank in the order of `FORMATS`.
+      rank: Number that decides when `open_corpus` tries the format to infer the format of a path. Lower ranks are tried first,
+        and equal ranks in the order of `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths. It applies to the file's own path only if the file does not exist.
@@ -84,7 +85,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a token file, or the token file of the sidecar file `path`; None for another format."""
+        """Return the token file that `path`, a token file or a sidecar file, belongs to; None if it has another format."""
         return None
 
     def home(self, path: str) -> str:
@@ -119,7 +120,7 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return an instance of each registered format, in the order in which "auto" tries them."""
+    """Return an instance of each registered format, in the order of `rank`."""
     made = [FORMATS.make(name) for name in FORMATS]
     for form in made:
         check_type(f"{described(form)}: rank", form.rank, numbers.Real, "a number")

@@ -1,7 +1,7 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The names of a token file and of its neighbours decide its format, which finds its sidecar files. If no other format
-recognizes `NAME.npy`, it may have document boundaries of Dolma's tokenizer, `NAME.csv.gz`.
+The names of a token file and of the files next to it decide the format of the token file. This format finds the sidecar files.
+A token file `NAME.npy` that no other format recognizes may have document boundaries of Dolma's tokenizer, `NAME.csv.gz`.
 """
 
 import dataclasses
@@ -208,7 +208,7 @@ def expand(path: str) -> list[str]:
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
     for split in sorted({files.parent(file) for file in found} - {path.rstrip("/")}):
-        corpus = files.parent(split)  # `training_files` found no training split in it
+        corpus = files.parent(split)  # if `split` is val/, `training_files` has found no train/ next to it
         if files.name_of(split) == "val" and files.exists(files.join(corpus, PREPARE)):
             raise CorpusError(f"{corpus}: lacks its training split, train/. Copy it, or name {split}.")
     return found
@@ -217,8 +217,8 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". If the split does not list `part`, `before` counts as its
-    predecessor if both are in the same folder.
+    `before` is the token file before `part` in the corpus, or "". A `part` that the split does not list is taken to follow
+    `before` if both are in the same folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -236,7 +236,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # `split.sources` lists the documents of all `split.files`, so it does not fit
+        if split.files != tuple(paths):  # `split.sources` lists the documents of `split.files`, not of `paths`
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}

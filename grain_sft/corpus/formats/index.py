@@ -36,7 +36,7 @@ class Index(Format):
         return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open this project's index or MaxText's. Refuse another dtype or EOS id in `options`."""
+        """Open this project's index or MaxText's. Refuse `options` with another dtype or EOS id than the index states."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
             problem = f"{found}: split={options.split!r}: an index takes no split"

@@ -138,7 +138,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Return the shard of a prefix and the header of its index. With `options.split`, the shard is the subset."""
+    """Return the shard of a prefix and the header of its index. With `options.split`, the shard holds only the subset."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     index_stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)
@@ -160,10 +160,10 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
 
 def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
-    """Return the range [first, stop) of a subset, if `count` sequences or documents are split.
+    """Return the range [first, stop) of a subset of `count` sequences or documents.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). `prefix` stands before the names
-    `split` and `subset` in messages.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `prefix` precedes the
+    names `split` and `subset`.
     """
     expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
@@ -180,7 +180,7 @@ def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights, () if there are none, and the prefixes."""
+    """Return the weights and the prefixes of a blend. If `paths` are not a blend, return () and the paths."""
     words = [path.strip() for path in paths]
     if not _is_blend(words):
         return (), words
@@ -196,7 +196,8 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    Numbers in wrong places also count, so that `_blend` refuses them, unless every number is the name of a file.
+    Words with numbers in wrong places are also a blend, so that `_blend` refuses them. But if every number is the name of a
+    file, the words are paths.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

@@ -34,7 +34,7 @@ _FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a
 
 @dataclasses.dataclass(frozen=True)
 class CorpusMetadata:
-    """Attributes of a `CorpusData` that the metadata of a corpus state. An attribute that they do not state is None or empty.
+    """Attributes of a `CorpusData` that metadata files state. An attribute that no file states is None or empty.
 
     Attributes:
       path: Path of the corpus.json or prepare.json that states the other attributes.
@@ -48,7 +48,7 @@ class CorpusMetadata:
     path: str = ""
 
     def filled(self, **values: Any) -> Self:
-        """Return a copy with `values` in place of None."""
+        """Return a copy in which `values` replace attributes that are None."""
         unknown = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **unknown)
 
@@ -128,12 +128,12 @@ class Json:
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the JSON object in the file `path`. Otherwise, raise a CorpusError that ends with `advice`."""
+        """Return the JSON object in the file `path`. If the file holds none, raise a CorpusError that ends with `advice`."""
         text = files.read_text(path)
         try:
             data = json.loads(text)
             if "\\u" in text:
-                # raises ValueError for half of a surrogate pair outside of paths
+                # `encode` raises ValueError for half of a surrogate pair. Paths may contain halves.
                 _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
@@ -152,7 +152,7 @@ class Json:
         return value
 
     def count(self, key: str) -> int | None:
-        """Return the integer at `key`, 0 or more."""
+        """Return the integer at `key`, 0 or more; None if the key is missing."""
         count: int | None = self.get(key, Count)
         return count
 

@@ -64,9 +64,10 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """Return `path` after replacing its longest prefix in `remap`, and all placeholders in `remap`, such as "{TOKENIZER}".
+    """Return `path` after the replacements in `remap`, whose keys are prefixes and placeholders such as "{TOKENIZER}".
 
-    If no prefix matches, placeholders are replaced first.
+    Only the longest key that is a prefix of `path` is replaced. If there is none, the prefixes are compared again with `path`
+    after its placeholders are replaced.
     """
     placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
@@ -89,7 +90,7 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     """Return the paths of a mix, with relative paths joined to the mix's folder.
 
-    If the first of them exists only in the working directory, they are joined to that instead.
+    If the first relative path exists only in the working directory, all are joined to the working directory instead.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")

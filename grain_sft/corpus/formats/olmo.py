@@ -89,7 +89,10 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """If no part has a label mask, refuse a part whose folder holds masks, or metadata that state masks."""
+        """Refuse parts without label masks if their folder holds masks, or if its metadata state that masks exist.
+
+        If some of `parts` have masks, nothing is refused here, because `scan_corpus` compares the parts.
+        """
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for path in (part.tokens for part in parts if _ANY_TOKENS.fullmatch(files.name_of(part.tokens))):
@@ -116,7 +119,7 @@ class Olmo(Format):
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
     """Return whether the parts of a folder have label masks, and the metadata file that states it; (None, "") if none does.
 
-    Metadata of this format without the key `LABEL_MASKS` count as True, because tools that omit it always write masks.
+    Metadata of this format without the key `LABEL_MASKS` count as True: tools that omit the key always write masks.
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):

@@ -92,7 +92,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the folder's metadata; `own_metadata` if the folder has none or has another tokenizer."""
+    """Return the folder's metadata. If the folder has none or states another tokenizer, return `own_metadata` of the file."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder

@@ -23,7 +23,7 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format of one split of a cache, which is one shard.
+    """Format of one split of a cache. A split is one shard.
 
     The `home` of a split is the common prefix of its files' paths: `DIR/train_`, or `DIR/train/shard_00000` for the links.
     """
@@ -90,7 +90,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split `home`. Its EOS id is from corpus.json if that exists, else from meta.json or prepare.json."""
+        """Return the split `home`. Its EOS id is from corpus.json if it exists, else from meta.json, else from prepare.json."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)

@@ -51,7 +51,7 @@ class ReadOptions:
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
         """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
 
-        The message uses `name` if it is given, such as "int32" for a file that is read as uint32.
+        `name` is the dtype as the message states it, such as "int32" for a file that is read as uint32.
         """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
