@@ -58,8 +58,7 @@ def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(co
     stages = config["stages"]
     alone = load({key: value for key, value in config.items() if key != "stages"})
     run = alone.iter()
-    for _ in range(5):
-        next(run)
+    list(itertools.islice(run, 5))
     second = {**stages[1], "layout": {"sequence_length": 16}}
     later = load({**config, "stages": [stages[0], second]}).iter()
     later.set_state(run.get_state())

@@ -187,8 +187,7 @@ def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make,
 def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp_path):
     iterator = make().iter(threads=0)
     state = iterator.get_state()
-    for _ in range(3):
-        next(iterator)
+    list(itertools.islice(iterator, 3))
     for step in (2, 3):  # at 3, the iterator is there already: no resumption
         iterator.set_state({**state, "next_step": step})
         next(iterator)
@@ -203,8 +202,7 @@ def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp
 
 def test_a_log_that_cannot_be_written_stops_the_run_and_is_complete_once_the_run_continues(make, tmp_path):
     iterator, path, hidden = make().iter(), tmp_path / "audit.jsonl", tmp_path / "audit.was"
-    for _ in range(6):
-        next(iterator)
+    list(itertools.islice(iterator, 6))
     path.rename(hidden)
     path.mkdir()
     for _ in range(2):
@@ -219,8 +217,7 @@ def test_a_log_that_cannot_be_written_stops_the_run_and_is_complete_once_the_run
 
 def test_a_write_that_fails_for_one_file_leaves_both_as_they_were(make, tmp_path, monkeypatch):
     iterator, write, written = make().iter(threads=0), os.write, []
-    for _ in range(6):
-        next(iterator)
+    list(itertools.islice(iterator, 6))
     before = {path: path.read_bytes() for path in tmp_path.glob("audit.*")}
     # The first write succeeds. Later ones write nothing.
     monkeypatch.setattr(os, "write", lambda fd, data: written.append(fd) or (0 if written[1:] else write(fd, data)))
@@ -235,8 +232,7 @@ def test_a_write_that_fails_for_one_file_leaves_both_as_they_were(make, tmp_path
 
 def test_a_write_that_is_retried_after_the_entries_of_another_run_begins_with_a_load(make, tmp_path, monkeypatch):
     iterator, write = make().iter(threads=0), os.write
-    for _ in range(6):
-        next(iterator)
+    list(itertools.islice(iterator, 6))
     monkeypatch.setattr(os, "write", lambda fd, data: 0)
     with pytest.raises(StorageError, match=r"audit.log: the audit log can't be written"):
         next(iterator)
