@@ -1,8 +1,8 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
 Three pipelines run in turn. The first scans the inputs in units of a few MiB. The second renders groups of units to chunk files
-(see `chunks.py`). The third writes the corpus. `run.prepare` writes the same bytes, and each of the two can continue work that
-the other began.
+(see `chunks.py`). The third writes the corpus. `run.prepare` writes the same bytes. Either function can continue work that the
+other began.
 
 Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the
 tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
@@ -41,7 +41,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step: the number of a unit, group or task, the scanned unit (only from `scan`), and the failure if it failed."""
+"""Result of a step: number of the step's unit, group or task; scanned unit, only from `scan`; failure, if the step failed."""
 
 
 def prepare(
@@ -86,7 +86,7 @@ class Pipelines(Runner):
     options: Any  # Beam's `PipelineOptions`
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        # without parts: a file may have thousands of them, and scanning does not use them
+        # `scan_unit` does not need `parts`; an input may have thousands of parts
         items = [(dataclasses.replace(entries[unit.input], parts=None), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 

@@ -1,6 +1,6 @@
 """Chunk files: the rendered documents of a preparation, until they are written as a corpus.
 
-A chunk has the documents of one group of units, which are a few MiB of an input each. It has five sections:
+A chunk has the documents of one group of units. A unit is a few MiB of an input. A chunk file has five sections:
 
 1. the header: JSON, padded with spaces to 4096 bytes;
 2. a `RECORD` for each valid record;
@@ -55,7 +55,7 @@ class Header:
         EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are totals
         of the kept plain documents, before they are cut.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
-        the section of the loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
+        the section of the loss is empty. A preparation of plain texts then takes 6 % less CPU time.
     """
 
     key: str
@@ -80,7 +80,7 @@ class Contents:
       tokens, loss: Arrays of each kept document.
       dropped: Number of dropped documents by reason.
       rejected: JSON object of each rejected record.
-      counts: "text_bytes" and "text_tokens" of the `Header`.
+      counts: The counts "text_bytes" and "text_tokens" of `Header.counts`.
     """
 
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
@@ -123,7 +123,7 @@ class Contents:
 
 
 class Chunks:
-    """Chunks of one preparation, in a local or remote folder. `key` is the key in their headers."""
+    """Chunks of one preparation, in a local or remote folder. `key` is the `Header.key` of every chunk."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
@@ -158,11 +158,11 @@ class Chunks:
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
         """Yield the records of each chunk: arrays [records] of dtype `RECORD`."""
-        parts = self._parts([(_HEADER_BYTES, header.tokens_at) for header in headers])
-        return (np.frombuffer(data, RECORD) for data in parts)
+        sections = self._sections([(_HEADER_BYTES, header.tokens_at) for header in headers])
+        return (np.frombuffer(data, RECORD) for data in sections)
 
     def rejected(self, headers: Sequence[Header]) -> Iterator[bytes]:
-        return self._parts([(header.rejected_at, header.end) for header in headers])
+        return self._sections([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
         """Return the field `name` of the records of all chunks, [records]."""
@@ -172,7 +172,7 @@ class Chunks:
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
-    def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _sections(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:

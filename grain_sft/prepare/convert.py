@@ -57,7 +57,8 @@ def convert(
       progress: Function that is called with the name of the work, the number of finished tasks, and the number of all tasks.
 
     Returns:
-      The output's manifest. It also has "already": True if the output was finished before. Then nothing is written.
+      The output's manifest. If the output was finished before this call, nothing is written, and the manifest has one more
+      item, "already": True.
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
@@ -94,7 +95,7 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     """
     where = files.normalize(corpus)
     name = str(_manifest(where).get("format"))
-    if name not in FORMATS and ":" not in name:  # a format from outside has a name with a colon
+    if name not in FORMATS and ":" not in name:  # "package.module:Name" is a format of another package
         fix = "Check the path of the corpus, or give the format of the output (--format)"
         raise PrepareError(f"{files.join(where, MANIFEST)}: does not exist or states no format. {fix}.")
     return name
@@ -111,8 +112,8 @@ class _Splits(Documents):
     Attributes:
       corpora: Corpus of each part.
       ids: Numbers of the documents that are written, by split.
-      withdrawn: Numbers of the documents that the caller leaves out.
-      dropped: Number of documents that are left out because they are empty and the format can't hold them.
+      withdrawn: Numbers of the documents that `without` names.
+      dropped: Number of empty documents that are left out because the new format can't hold them.
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
@@ -156,7 +157,7 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest. Counts by EOS are copied, or None if documents are withdrawn."""
+        """Return the counts of the new manifest. The EOS counts are the old manifest's, or None if documents are withdrawn."""
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
@@ -185,7 +186,7 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus records no sources, a split's fifth document has the source (0, 5).
+        If the corpus has no sources, the fifth document of a split has the source (0, 5).
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
@@ -202,7 +203,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
         raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Give a prefix, or a folder of prefixes.")
-    val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))  # in format openchat
+    val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))  # the split val in format openchat
     if any(files.glob(files.join(glob.escape(where), pattern)) for pattern in VALIDATION):
         val = [files.join(where, "val")]
     splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
@@ -216,9 +217,9 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and files of the tokenizer at `path`, or in the corpus's folder.
+    """Return the description and files of the tokenizer at `path`; by default of the tokenizer in the corpus's folder.
 
-    Without a tokenizer, the description is made from the corpus's metadata and its highest token.
+    Without a tokenizer, make the description from the metadata and the highest token id of the corpus.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

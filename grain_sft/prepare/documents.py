@@ -24,7 +24,7 @@ BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents in the order of the inputs, int32 or int64. A dropped document has a number, a rejected record none."""
+"""Numbers of documents in the order of the inputs, int32 or int64. Dropped documents have numbers, rejected records do not."""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
 """Function of (start, tokens, loss) that fills both arrays from a part, beginning at the part's token `start`."""
@@ -61,11 +61,11 @@ class Documents(abc.ABC):
     Attributes:
       lengths: Number of tokens of each document; 0 for a dropped document.
       starts: Index of each document's first token in its part.
-      firsts: int64 [parts + 1], number of each part's first document, then the number of all documents. Two parts of 3 and 2
-        documents have the firsts [0, 3, 5].
+      firsts: int64 [parts + 1], number of each part's first document, then the number of all documents: [0, 3, 5] for two
+        parts of 3 and 2 documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks for which each part is read once.
+      blocks_at_once: Number of blocks that are read together. A part with documents of several of these blocks is read once.
     """
 
     lengths: npt.NDArray[Any]
@@ -144,7 +144,7 @@ class ChunkDocuments(Documents):
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
         if chunks.remote:
-            # one request for each document would be slow, so whole chunks are read
+            # whole chunks are read, because one request for each document would be slow
             self.blocks_at_once = GATHER_BLOCKS
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:

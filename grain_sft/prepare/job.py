@@ -36,7 +36,7 @@ class Job(Renderer):
 
     Attributes:
       output: Local or remote folder of the corpus.
-      groups: Groups of units, which are a few MiB of an input each. A group is rendered to one chunk file.
+      groups: Groups of units. A unit is a few MiB of an input. Each group is rendered to one chunk file.
     """
 
     output: str
@@ -125,7 +125,7 @@ class Job(Renderer):
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
-        # first group of each dataset, then the number of groups
+        # number of each dataset's first group, then the number of all groups
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
@@ -136,7 +136,8 @@ class Job(Renderer):
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)  # the fields of `SplitStatistics` after `documents`
         for number, records in enumerate(self.chunks.records(documents.headers)):
-            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]  # of each record of this chunk
+            # how often the document of each record of this chunk occurs in `ids`
+            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]
             cut = records["cut"]
             columns = (records["length"], records["trainable"], cut > 0, cut, records["cut_trainable"])
             totals += [int((column * times).sum()) for column in columns]
@@ -155,11 +156,11 @@ def reported(
 
     Args:
       what: Name of the work.
-      steps: Iterable that does a step of the work before it yields the step's item.
-      total: Size of all steps, including those of an earlier run.
-      progress: Function of `what`, the size that is done, and `total`.
-      size: Function that returns the size of a step, given its item.
-      done: Size of the steps of an earlier run.
+      steps: Iterable that does a step of the work, then yields the item of the step.
+      total: Size of all steps, including those that an earlier run did.
+      progress: Function of `what`, the size of the finished steps, and `total`.
+      size: Function that returns the size of a step from the item of the step.
+      done: Size of the steps that an earlier run did.
     """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
@@ -172,7 +173,7 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Write each task, and yield it."""
+    """Write the files of each task, then yield the task."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task

@@ -78,7 +78,7 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """See `Target.begin`. In a bucket, unfinished work on other rows is an error: its files are in the output itself."""
+        """See `Target.begin`. Replace unfinished work on other rows, but not in a bucket: its files are in the output."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -136,10 +136,10 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]
-        if not files.exists(paths[0]):  # the file of the shard that appears last
+        if not files.exists(paths[0]):  # of the files of a shard, this file appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # reading `corpus.sources` checks that its file has one entry for each document
+    # `corpus.sources` raises an error unless the corpus's file of sources has one source for each document
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -154,7 +154,7 @@ def _write_shard(
 ) -> None:
     """Write the rows `shard_rows` of the layout as one shard.
 
-    `paths` are the files of the documents, of the loss if the corpus has loss, and of the rows. The first of them appears last.
+    `paths` are the files of documents, of loss (if the corpus has loss) and of rows. The file of documents appears last.
     """
     from grain_sft.transforms import ShiftTargets
 
@@ -164,8 +164,8 @@ def _write_shard(
         for begin in range(shard_rows.start, shard_rows.stop, chunk):
             element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
-            # `row`, `segment`, `start` and `stop` are int64 [segments]. Row 0 is row `begin` of the layout. The first segment
-            # of a row has number 1.
+            # `row`, `segment`, `start` and `stop` are int64 [segments]. In `row`, 0 is row `begin` of the layout. In `segment`,
+            # 1 is the first segment of a row.
             first = pieces.segment_begins  # index of each segment's first piece
             segment_numbers, _ = pieces.segment_columns
             row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]

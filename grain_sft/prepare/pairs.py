@@ -12,12 +12,12 @@ PROMPT, CHOSEN, REJECTED = 0, 1, 2
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
     """Return the document of a pair: the prompt, the chosen response and the rejected response.
 
-    Both conversations begin with the prompt, which ends before the first token that takes loss. A response ends with the last
-    token that takes loss. If every token of both conversations takes loss, the prompt is their longest common prefix, as in
-    MaxText's `DPODataFormatting`.
+    Both conversations begin with the prompt. The prompt ends before the first token that takes loss, and the response ends with
+    the last token that takes loss. If every token of both conversations takes loss, the prompt is the longest common prefix of
+    the conversations, as in MaxText's `DPODataFormatting`.
 
     Raises:
-      RecordError: A conversation could not be rendered, the prompts differ, a response takes no loss or is empty, or both
+      RecordError: `chosen` or `rejected` is a RecordError, the prompts differ, a response takes no loss or is empty, or both
         responses are equal.
     """
     rendered: list[Rendered] = []

@@ -82,7 +82,7 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that decides the documents, including the code of a template from outside."""
+        """Hash of all that decides the documents, including the code of a template of another package."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
         return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
@@ -101,7 +101,7 @@ class Renderer:
         """Return the uncut document of each conversation, or the RecordError if it can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # "keep" lets a response without text have its BOS and EOS. Templates refuse "keep" if both are off.
+        # With `empty` "keep", a response without text has BOS and EOS. Template text refuses "keep" without BOS and EOS.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -127,7 +127,7 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). Each error ends a batch, because it may end the work."""
+        """Yield batches of (source, record, conversation or error). An error ends its batch: the work may stop at the error."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -142,7 +142,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return a bad record as a JSON object. If `on_error` is "stop", raise the error."""
+        """Return the JSON object that reports a bad record. If `on_error` is "stop", raise the error instead."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":

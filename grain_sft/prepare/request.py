@@ -33,8 +33,8 @@ class Dataset:
 
     Attributes:
       paths: Files, globs or folders.
-      amount: Number of records, such as "5000", or a factor with a point. "0.5" is a random half of the records. "2.5" is all
-        records twice, and a random half.
+      amount: Number of records, such as "5000", or a factor with a point, such as "0.5". The factor "0.5" selects a random half
+        of the records. The factor "2.5" selects all records twice, and a random half of them once more.
     """
 
     paths: tuple[str, ...]
@@ -83,41 +83,40 @@ class TemplateOptions:
 class Request(TemplateOptions):
     """Options of a preparation. They decide every byte of the corpus.
 
-    A name in parentheses, such as (text), is the template or format that reads the option.
+    Some options apply to some templates or formats only. Parentheses name these, as in (text).
 
     Args:
       datasets: Inputs, in order.
       template: Template that renders conversations: a name in `TEMPLATES`, or package.module:Name.
       tokenizer: Path of a SentencePiece model, tokenizer.json, tiktoken file or directory.
       format: Format of the corpus: a name in `FORMATS`, or package.module:Name.
-      schema: Schema of the records: "auto", or a name in `SCHEMAS`. If keys of the file have other names than in the schema,
-        state them after a colon, as in prompt_completion:prompt=question,completion=answer.
+      schema: Schema of the records: "auto", or a name in `SCHEMAS`. A colon and names of keys may follow. With
+        prompt_completion:prompt=question,completion=answer, the key question of a record has the prompt.
       seed: Seed of the split, the shuffle and fill-in-the-middle.
       shuffle: Whether documents are shuffled. By default, the format decides: olmo, openchat and primer shuffle.
-      val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
-      min_length: Tokens of the shortest document that is kept. Shorter documents are dropped; the template may drop more.
-      max_length: Tokens of the longest document; by default unlimited.
+      val_frac: Share of the records for the validation split, at least 0 and less than 1.
+      min_length: Fewest tokens of a document. Shorter documents are dropped. The template may require more tokens.
+      max_length: Most tokens of a document; by default unlimited.
       long_documents: Treatment of documents of more than max_length tokens: cut to that length, or dropped.
       keep: Whether a cut document keeps its first or its last tokens; the default depends on the template.
-      on_error: Reaction to a bad record: stop there, or skip it.
+      on_error: Reaction to a bad record: stop the preparation, or skip the record.
       special_text: Treatment of text that spells a special token: an error, or encoded as ordinary text.
       seq_level_weight: Whether a message's weight is divided by its number of tokens (openchat).
-      condition: Words before every role, in records that state no condition (openchat).
-      chat_template: Jinja chat template instead of the tokenizer's (hf, olmo).
-      system_prompt: System text of conversations without one (episode, episode_tool, openchat).
+      condition: Words before every role in a conversation whose record states no condition (openchat).
+      chat_template: Text of a Jinja chat template, which replaces the tokenizer's (hf, olmo).
+      system_prompt: System text of conversations without a system text (episode, episode_tool, openchat).
       bos: Whether a document begins with the tokenizer's BOS (text).
       eos: Whether a document ends with the tokenizer's EOS (text).
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Form of Unicode to which texts are normalized; by default none (text).
-      fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Share of the documents with a moved middle that have the order suffix, prefix, middle. The others have the
-        order prefix, suffix, middle (text).
-      fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
-        own (text).
-      fim_split_sample: Special token between the parts of a document, such as its files. The middle of each part is moved
-        within the part (text).
-      fim_fragment_rate: In the documents that fim_rate chooses, share of the parts whose middle is moved (text).
-      fim_no_prefix: If a document or part begins with this text, its middle is not moved (text).
+      fim_rate: Share of the documents that are changed for fill-in-the-middle: their middle moves to their end (text).
+      fim_spm_rate: Share of the changed documents in which the suffix comes before the prefix (text).
+      fim_tokens: Spellings or ids of three special tokens: those before the prefix, the middle and the suffix. The default is
+        the tokenizer's own (text).
+      fim_split_sample: Special token between the parts of a document, such as files of code. In a changed document, the middle
+        of a part moves to the end of the part (text).
+      fim_fragment_rate: In a changed document, share of the parts with a moved middle (text).
+      fim_no_prefix: Beginning of documents and parts whose middle is never moved (text).
       part_bytes: Bytes of tokens in one token file (olmo).
       shard_tokens: Tokens in one shard (episodes).
       source: Name of the corpus in its metadata.
@@ -171,7 +170,7 @@ def parse_amount(amount: str) -> float | int:
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences between two JSON values as text, such as "request.seed: 42 -> 7". `name` is the values' name."""
+    """Yield the differences between two JSON values as text: "request.seed: 42 -> 7" if `name` is "request"."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)

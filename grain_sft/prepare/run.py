@@ -33,18 +33,18 @@ def prepare(
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
     The same request makes the same bytes with any number of workers and interruptions. A local output folder appears only when
-    the corpus is complete. Until then, the unfinished work is in a folder next to it.
+    the corpus is complete. Until then, a folder next to the output has the unfinished work.
 
     Args:
       request: Inputs, template, tokenizer and format.
       output: Folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
-      workers: Number of processes. None means one per core, or fewer for small inputs.
+      workers: Number of processes; by default one per core, or fewer for small inputs.
       overwrite: Whether to replace a corpus or unfinished work of another request.
-      progress: Function that is called with the name of the work, the size that is done, and the total size.
+      progress: Function that is called with the name of the work, the amount that is done, and the total amount.
 
     Returns:
-      Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
-      It also has "already": True if the corpus was finished before. Then nothing is written.
+      Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split. If the
+      corpus was finished before this call, nothing is written, and the manifest has one more item, "already": True.
 
     Raises:
       RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
@@ -65,7 +65,7 @@ def make_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """See `prepare`. `runner` scans, renders and writes."""
+    """Make a corpus as `prepare` does. `runner` scans the inputs, renders the records and writes the corpus."""
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
@@ -85,8 +85,8 @@ def make_corpus(
         try:
             reported("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
-            # Unfinished work blocks a corrected request, so useless work is discarded. After a RecordError, the same request
-            # would fail again. Without any chunk, there is nothing to continue.
+            # Unfinished work blocks a corrected request, so work that no later run can use is discarded. After a RecordError,
+            # the same request would fail again. Without any chunk, a later run would render everything again.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()
             raise
@@ -147,7 +147,7 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text."""
+    """Yield the lines of a document's text. | marks a line with loss, . marks a line without loss, ⏎ marks a newline."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

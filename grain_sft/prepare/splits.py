@@ -1,4 +1,4 @@
-"""Rules that divide documents into the splits train and val, and order each split. Each rule does what an older tool does."""
+"""Rules that divide documents into the splits train and val, and order each split. Each rule is that of an older tool."""
 
 import array
 import random
@@ -40,12 +40,12 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split in the order of open-instruct, which makes no split val: shuffle the kept documents.
+    """Shuffle the kept documents as open-instruct does, by the permutation of `datasets.Dataset.shuffle(seed)`.
 
-    The permutation is that of `datasets.Dataset.shuffle(seed)`.
+    Open-instruct makes no split val. Here, the first documents of the permutation are val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # `kept[kept]` is all True
+    # every document of `ids[kept]` is kept, so its mask `kept[kept]` is all True
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
@@ -63,7 +63,7 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the selected documents, a mask of those that are kept (not dropped), and the request."""
+"""Function of the selected documents, their mask (True for a kept document, False for a dropped one), and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
@@ -81,10 +81,10 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
     """Return the first documents of `order` as "val", and the others as "train". Leave out documents that are not kept.
 
-    For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If the share is
-    less than one document, the result has no "val".
+    For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If `val_frac` of
+    the documents is less than one document, the result has no "val".
 
-    `order` is a permutation of the indices of `ids`. A split has the order of `order` if `shuffled`, else the order of `ids`.
+    `order` is a permutation of the indices of `ids`. If `shuffled`, a split has the order of `order`, else the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}

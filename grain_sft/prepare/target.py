@@ -24,7 +24,7 @@ LOCK = "lock"
 class Target:
     """Output folder, and the folder of unfinished work next to it.
 
-    A local output appears whole, by a rename of the folder `stage`. In a bucket, files appear one by one, the manifest last.
+    A local output appears at once, by a rename of the folder `stage`. In a bucket, files appear one by one, the manifest last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
@@ -34,7 +34,7 @@ class Target:
       remote: Whether the folder is in a bucket.
       work: Folder of unfinished work, next to the output.
       chunks: Folder of the chunk files, in `work`.
-      stage: Folder that the corpus is written to: a folder in `work`, but the output itself in a bucket.
+      stage: Folder that the corpus is written to. For a local output, it is a folder in `work`. In a bucket, it is the output.
       state: File in `work` with the identity of the unfinished corpus, as JSON.
       manifest: Path of the finished corpus's manifest.
       rejected: File of rejected records, next to the output.
@@ -107,7 +107,8 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has files that were not made here, or another finished corpus without `overwrite`.
+        Raise an error if the output has files that this package did not write. Without `overwrite`, also raise an error if the
+        output has another finished corpus.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -128,7 +129,10 @@ class Target:
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """Return the error message for an output with `what`, "a corpus made" or "unfinished work", of another identity."""
+        """Return the error message if the identity of `what` is `old`, not `new`.
+
+        `what` is "a corpus made" or "unfinished work".
+        """
         listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."
         return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
@@ -158,12 +162,12 @@ class Target:
         is_same = old.get("key") == identity["key"]
         if old and not is_same and not overwrite:
             raise self.error(self.changed("unfinished work", old, identity))
-        # In a bucket, new files appear one by one, so the finished corpus is removed first. A local one stays until `_publish`.
+        # In a bucket, new files appear one by one, so the old corpus is removed first. `_publish` replaces a local corpus.
         replaces_corpus = self.remote and files.exists(self.manifest)
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # if the removal is interrupted, this file marks the remaining files as unfinished work
+            # if the removal is interrupted, the file `state` marks the remaining files as unfinished work
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -189,12 +193,12 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            # a process that waits for the lock may make files in the folder meanwhile
+            # errors are ignored: a process that waits for the lock may make a file in the folder at the same time
             shutil.rmtree(self.work, ignore_errors=True)
 
     @contextlib.contextmanager
     def discarded_if_refused(self) -> Iterator[None]:
-        """Discard the unfinished work if the context raises a PrepareError: it would block the corrected request."""
+        """Discard the unfinished work if the context raises a PrepareError. The work would block a corrected request."""
         try:
             yield
         except PrepareError:
@@ -240,7 +244,7 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity to compare, with the inputs by path. If a path occurs twice, they stay a list."""
+    """Return the parts of an identity to compare. The inputs become a dict by path, or stay a list if a path occurs twice."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

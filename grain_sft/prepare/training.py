@@ -30,8 +30,8 @@ def train_tokenizer(
 ) -> bytes:
     """Return the bytes of a SentencePiece model that is trained on `lines`.
 
-    Decoding returns the encoded text, except that U+2581 becomes a space. A character that is not in `lines` is encoded as its
-    bytes. The piece `</s>` ends a document. The same lines make the same model, because training uses one thread.
+    The model decodes ids to the encoded text, except that U+2581 becomes a space. A character that is not in `lines` is encoded
+    as bytes. The piece `</s>` ends a document. The same lines make the same model, because training uses one thread.
 
     Args:
       lines: Texts, at most 4192 bytes each; SentencePiece ignores longer ones.
@@ -79,8 +79,8 @@ def conversation_lines(
 ) -> Iterator[str]:
     """Yield the lines of all messages in files of conversations, at most `MAX_LINES`.
 
-    Lines with one of `special_tokens` are left out. Long lines are divided after every 1,000 characters (`MAX_LINE // 4`). With
-    `on_error` "skip", bad records are left out.
+    Lines that contain one of `special_tokens` are left out. Long lines are divided after every 1,000 characters. If `on_error`
+    is "skip", bad records are left out.
 
     Raises:
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.

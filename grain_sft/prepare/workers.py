@@ -1,8 +1,8 @@
 """`Runner`, which runs the steps of a preparation on this machine, and its worker processes, which render records.
 
 A worker reads lines from its standard input. The first line is a job as JSON. Each other line is the number of a group of units
-to render. The worker exits when its standard input ends, which also happens if the parent is killed. Workers are not processes
-of `multiprocessing`, which would run the caller's main module again.
+to render. The worker exits when its standard input ends. The input also ends if the parent is killed. Workers do not use
+`multiprocessing`, because it would run the caller's main module again.
 """
 
 import concurrent.futures
@@ -47,10 +47,10 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner that scans in threads, renders in worker processes, and writes in this process.
 
-    Each method yields an item (a unit, a group or a task) as soon as its work is done, in order.
+    Each method yields its items (units, groups or tasks) in order, each as soon as its work is done.
 
     Attributes:
-      workers: Number of processes that render. None means one per core, or fewer for few groups.
+      workers: Number of processes that render; None for one per core, or fewer for few groups.
     """
 
     workers: int | None
@@ -61,7 +61,7 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render each group to a chunk file. If one process is enough, it is this process."""
+        """Render each group to a chunk file. If one process is enough, this process renders all groups."""
         max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:
@@ -76,11 +76,11 @@ class Runner:
 
 
 def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Render groups in worker processes. Each thread of a pool has its own worker, and sends it one group at a time."""
+    """Render groups in worker processes. Each thread of a pool has its own worker process, and sends it group after group."""
     thread = threading.local()
 
     def render(group: int) -> int:
-        """Let this thread's process render a group. The first call in a thread takes an idle process."""
+        """Let this thread's process render a group. The first call in a thread takes one of the `idle_processes`."""
         if not hasattr(thread, "process"):
             thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))
@@ -120,13 +120,13 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        # the buffer of stdin may have a line that `_send` failed to send; `communicate` fails to send it, too
+        # `communicate` fails if the buffer of stdin still has a line that `_send` failed to send
         with contextlib.suppress(OSError):
             process.communicate()
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Send a line to a process. If the process has ended, the caller then reads an empty reply."""
+    """Send a line to a process. If the process has ended, do nothing: the caller will read an empty reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
