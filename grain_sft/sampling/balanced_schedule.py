@@ -1,7 +1,7 @@
 """Table of the source of each row of a mixture, in which no source is ever a whole row away from its share.
 
-The share of a source in the first t rows of the mixture, share(t), is the number of rows that its weight entitles it to: with
-weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave.
+In proportion to its weight, a source is entitled to share(t) of the first t rows of the mixture. With weights 2 and 1, share(t)
+of the first source is 2t/3. The deficit of a source is its share so far minus the rows that it gave.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. The rule fills the mixture
 row by row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that

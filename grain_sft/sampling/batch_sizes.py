@@ -12,11 +12,11 @@ from grain_sft.errors import SamplerError
 from grain_sft.layout import groups
 from grain_sft.types import Ints
 
-MOST_ROWS = 1 << 62  # most rows of a schedule or a mixture, so that numbers of rows fit int64
+MOST_ROWS = 1 << 62  # maximum number of rows of a schedule or a mixture, so that row numbers fit int64
 
 
 class StepRows(NamedTuple):
-    """For each of some steps, the number of rows before the step and in the step."""
+    """Number of rows before each of several steps, and in each of these steps."""
 
     before: Ints  # int64 [n], number of rows of the run before each step
     size: Ints  # int64 [n], number of rows in each step
@@ -32,7 +32,7 @@ class BatchSizes:
     Attributes:
       steps: Step 0, and each step at which the size may change.
       sizes: Size from each of `steps` on. In a `ComputedSizes`, all sizes that a step may have.
-      schedule: Pairs (step, size) of the entries of `steps` after step 0.
+      schedule: Changes of the size after step 0, as pairs (step, size).
 
     Raises:
       SamplerError: Sizes or steps that are not positive integers, steps that don't ascend, or more than 2^62 rows.

@@ -17,8 +17,8 @@ from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 """`natural` draws batches of all buckets at random. The others are the growing curricula: an epoch is divided into cycles, and
-a cycle into subcycles, one for each bucket. A subcycle has batches of all buckets, shuffled. Subcycle b has the largest share
-of bucket b."""
+a cycle into subcycles, one for each bucket. A subcycle has batches of all buckets, shuffled. Subcycle b has the largest
+share of the batches of bucket b."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
@@ -70,7 +70,7 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     subcycles = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle)]
     begins = np.cumsum(counts) - counts  # next batch of each bucket
     parts = []
-    # row i of the transpose is the number of batches of each bucket in subcycle i
+    # row i of the transpose has the number of batches of each bucket in subcycle i
     for counts_of_subcycle in np.tile(np.transpose(subcycles), (num_cycles, 1)):
         ends = begins + counts_of_subcycle
         parts.append(np.concatenate(list(map(np.arange, begins, ends))))
@@ -98,7 +98,8 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts: the rows of each step, then the rows of each bucket that no step reads."""
+    """Order of an epoch's rows, in parts: first a part for each step, with the rows that the step reads. Then a part for each
+    bucket, with the rows that no step reads."""
 
     bucket: Ints  # int64 [parts]
     first_row: Ints  # int64 [parts], index of the part's first row in the order of its bucket's rows
@@ -128,9 +129,9 @@ class CurriculumSizes(ComputedSizes):
     def _epoch_of(self, epoch: int) -> _Epoch:
         order = self._order(epoch)
         ends = np.cumsum(self._counts)
-        bucket = ends.searchsorted(order, side="right")  # of each step
+        bucket = ends.searchsorted(order, side="right")  # bucket of each step
         batch = order - (ends - self._counts)[bucket]  # number of the step's batch among the batches of its bucket
-        rows_read = self._counts * self._rows_per_batch  # of each bucket
+        rows_read = self._counts * self._rows_per_batch  # number of rows of each bucket that steps read
         bucket_of_part = np.append(bucket, np.arange(len(rows_read)))
         num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
         first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)

@@ -1,4 +1,4 @@
-"""Sampler of rows of several lengths, such as short rows first."""
+"""Sampler of rows of several lengths."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -38,14 +38,15 @@ class CurriculumSampler(EpochSampler):
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
         goes from short rows to long rows. A cycle has one part for each length, and each part has batches of all lengths. With
-        4 lengths, the batches of the shortest length are divided 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
+        4 lengths, the batches of the shortest length are divided among 4 parts: 8:4:2:1 in `grow_p2`, and 4:3:2:1 in
+        `grow_linear`.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length. The
         remaining batches are dropped.
       balanced: Whether a growing curriculum reads the same number of batches of every length. This drops more rows.
       host: This host, and the number of hosts.
       shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
         whatever the curriculum.
-      epochs: Number of epochs after which the pipeline ends. None means that it never ends.
+      epochs: Number of epochs after which the run ends. None means that the run never ends.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Attributes:
@@ -112,7 +113,7 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, steps_read)] if steps_read else [])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        # `_rows_of` accepts indices of any steps, and takes 20 us instead of 4 us
+        # This takes 4 us. A call of `_rows_of`, which also accepts indices of several steps, would take 20 us.
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])

@@ -34,13 +34,13 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Number of steps that end in the first whole epoch. If the run starts inside an epoch, that is the next epoch."""
+        """Number of steps that end in the first whole epoch. That is the second epoch if the run starts inside an epoch."""
         epoch = self.start[0] if self.start[1] == 0 else self.start[0] + 1
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None for no end. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
+        """Number of steps; None if the run never ends. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:

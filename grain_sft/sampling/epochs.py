@@ -90,7 +90,7 @@ class _Phase(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step that is in `epoch` or later, as if the phase never ended."""
+        """Return the first step that reads `epoch` or a later epoch, as if the phase never ended."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch

@@ -9,7 +9,7 @@ from grain_sft.errors import SamplerError
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Data-loading process number `index` of `count`, counted from 0. An index of `count` or more is a `SamplerError`."""
+    """Process `index` of the `count` processes that load data. An index outside 0 to `count - 1` is a `SamplerError`."""
 
     index: int
     count: int

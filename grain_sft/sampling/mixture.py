@@ -27,9 +27,9 @@ class Mixture:
     source may itself be a mixture.
 
     Args:
-      sources: Pair (weight, rows) of each source, by name. Row numbers count through all sources in this order.
-      on_exhausted: What happens after the last row of the last epoch of a source. A source's own `on_exhausted` takes
-        precedence.
+      sources: Pair (weight, SourceOrder or Mixture) of each source, by name. Row numbers count through all sources in this
+        order.
+      on_exhausted: What happens after the last epoch of a source. A source's own `on_exhausted` takes precedence.
         - "repeat": Sources never end, so none may have `epochs`.
         - "stop": The mixture ends before the first row that the source lacks.
         - "fail": The step that needs the missing row raises a SamplerError.
@@ -80,7 +80,7 @@ class Mixture:
         ]
 
     def _check_ends(self) -> None:
-        """Raise a `SamplerError` if `on_exhausted` contradicts which sources end."""
+        """Raise a `SamplerError` if a source with "repeat" ends, or if no source ends and `on_exhausted` is not "repeat"."""
         ending = self._ending_sources()
         for name, on_exhausted in zip(self.sources, self._on_exhausted(), strict=True):
             if name in ending and on_exhausted == "repeat":
@@ -114,7 +114,7 @@ class Mixture:
     def num_rows(self) -> int | None:
         """Number of rows of the mixture. None if the mixture never ends, ends in a failure, or has a schedule.
 
-        With a schedule, the number depends on the batch sizes, which a mixture does not know.
+        With a schedule, the number depends on the batch sizes, which only the sampler has.
         """
         if self.schedule or not self._ending_sources():
             return None
@@ -147,7 +147,7 @@ class Mixture:
         return dataclasses.replace(self, sources=sources)
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Mixture:
-        """Return a copy of this mixture, in which `changes` gives some sources other weights.
+        """Return a copy of this mixture, with other weights for some sources.
 
         Args:
           changes: Pairs (step, weights by name), with ascending steps. A weight holds from its step to the next step at which

@@ -26,7 +26,7 @@ MixtureLastBatch = Literal["drop", "fill"]
 class NoRowLeftError(SamplerError):
     """A step needs a row of a source that has none left.
 
-    The arguments are the step and the rest of the message. So `MappedSampler` can name another step.
+    `args` are the step and the rest of the message. So `MappedSampler` can replace the step.
     """
 
     def __str__(self) -> str:
@@ -80,7 +80,8 @@ class MixtureSampler(StreamSampler):
     def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
         """Append the streams of a mixture's sources, and return its proportions.
 
-        `path` leads from the sampler's mixture to this mixture. `prefix` of the streams' names is "code/" for mixture "code".
+        `path` leads from the sampler's mixture to this mixture. The names of the streams begin with `prefix`, such as "code/"
+        for the sources of a mixture "code".
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []

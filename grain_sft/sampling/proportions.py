@@ -40,15 +40,15 @@ class Proportions:
     two rows from its share (`HalvingTree`).
 
     Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
-    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. After a change,
-    up to three sources stay within one row of their share. With more sources, no rule can promise that, because several may
-    have a deficit at the change.
+    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. In a mixture of
+    up to three sources, each source stays within one row of its share after a change. With more sources, no rule can promise
+    that, because several sources may have a deficit at the change.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
       limits: Number of rows of each source; None for a source without an end.
-      on_exhausted: For each source, what happens when it has no row left, as in `Mixture`. If it is empty, sources never end,
-        and `limits` are ignored.
+      on_exhausted: What happens when a source has no row left, as in `Mixture`: one value for each source. If `on_exhausted` is
+        empty, sources never end, and `limits` are ignored.
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
@@ -117,7 +117,8 @@ class Proportions:
         """Return the first row of the mixture at which a source is exhausted, and the source; None if no source is exhausted.
 
         With "renormalize", this is the row after the last row of the source. Otherwise, it is the first row that the source
-        lacks. A source with "renormalize" has precedence at the same row, because the mixture goes on after it.
+        lacks. If several sources are exhausted at one row, a source with "renormalize" comes first: the mixture goes on without
+        this source.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
@@ -139,7 +140,7 @@ class Proportions:
 
     @property
     def bound(self) -> float | None:
-        """Most rows by which a source may ever differ from its share; None where weights change."""
+        """Maximum number of rows by which a source may differ from its share; None if weights change."""
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:

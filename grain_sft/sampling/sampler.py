@@ -31,15 +31,17 @@ class Sampler(abc.ABC):
     Attributes:
       num_instances: Number of rows to choose from.
       first_step: First step of the sampler, above 0 in a later stage of a run.
-      batch_sizes: Rows of the global batch of each step.
+      batch_sizes: Number of rows in the global batch of each step.
       schedule: Changes of the batch size: pairs (step, global_batch_size).
-      global_batch_size: Rows of the first step's global batch; in a `CurriculumSampler`, of a batch of the longest rows.
+      global_batch_size: Number of rows in the first step's global batch. In a `CurriculumSampler`, number of rows in a batch of
+        the longest rows.
       host: This host.
-      host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
+      host_blocks: Whether each host reads its own block of an epoch. If so, global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
-      streams: The one `EpochStream` of the sampler, or in a mixture one for each source.
+      streams: One `EpochStream`; in a mixture, one for each source.
       runs_on: Whether a step may have rows of two epochs.
-      epochs: Number of epochs after which the run ends. None if it never ends, or if its sources have epochs of their own.
+      epochs: Number of epochs after which the run ends. None if the run never ends, or if each source of a mixture has its own
+        number of epochs.
 
     Raises:
       SamplerError: The number of hosts divides none of the batch sizes.
@@ -58,7 +60,7 @@ class Sampler(abc.ABC):
         check_type("host", host, Host, "Host(index, count)")
         self.host, self.batch_sizes = host, batch_sizes
         self.global_batch_size, self.schedule = batch_sizes.sizes[0], batch_sizes.schedule
-        # each single step is checked later, by `check_from` and `rows`
+        # at least one size must be a multiple of `host.count`; `check_from` and `rows` check single steps
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -119,7 +121,7 @@ class Sampler(abc.ABC):
     ) -> BatchSlots:
         """Return the slots that hold any of `rows`.
 
-        This searches every index of every epoch's order, which takes seconds in order "shuffle".
+        The search computes the row at every index of every epoch. In order "shuffle", this takes seconds.
 
         Args:
           rows: Numbers of the rows to find.
@@ -149,11 +151,11 @@ class Sampler(abc.ABC):
         return self._with(host=host)
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
-        """Return this sampler for a run whose earlier stages read some of its rows.
+        """Return a sampler that begins after the rows that earlier stages of the run read.
 
         Args:
-          starts: First unread row of a stream, by the stream's name: its epoch, and its index in that epoch's order. A stream
-            that `starts` does not name begins at (0, 0).
+          starts: Pair (epoch, index) for the first unread row of each stream, by the stream's name. The index is an index in
+            the order of the epoch. A stream that `starts` does not name begins at (0, 0).
 
         Raises:
           SamplerError: A stream has no row left, or cannot begin inside an epoch.
@@ -161,13 +163,13 @@ class Sampler(abc.ABC):
         raise SamplerError("this sampler can't begin where an earlier stage ended. Give this stage another seed.")
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
-        """Return the same run with other weights for some sources of its mixture.
+        """Return a copy of this sampler, with other weights for some sources of the mixture.
 
         Args:
           changes: Pairs (step, weights by name), with ascending steps, as in `Mixture.reweighted`.
 
         Raises:
-          SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
+          SamplerError: This is not the sampler of a mixture, or `changes` has a name that is not a source of the mixture.
         """
         problem = f"reweight {', '.join(changes[0][1])}: a run of one corpus has no weights"
         raise SamplerError(f"{problem}. Take the amendment out, or make a mixture.")

@@ -22,7 +22,7 @@ class StagedSampler(Sampler):
       stages: Samplers of consecutive stages, in order, for the same host.
 
     Raises:
-      SamplerError: There is no sampler, or the samplers are for different hosts.
+      SamplerError: `stages` is empty, or the samplers are for different hosts.
     """
 
     streams = ()
@@ -43,7 +43,7 @@ class StagedSampler(Sampler):
         self.num_instances = sum(stage.num_instances for stage in self.stages)
 
     def at(self, step: int) -> Sampler:
-        """Return the sampler of the stage of `step`. A step of no stage is a `RowIndexError`."""
+        """Return the sampler of the stage that has `step`. A step outside the run is a `RowIndexError`."""
         return self.stages[bisect_right(self._first_steps, self._checked_step(step)) - 1]
 
     @property

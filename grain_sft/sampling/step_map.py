@@ -55,7 +55,7 @@ class StepMap:
             raise SamplerError(f"skip: step {self.steps[-1]} reads data step {self._data_steps[-1]}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
-        """Return the data step that the trainer's `step` reads. A step before `origin` is shifted as `origin` is."""
+        """Return the data step that the trainer's `step` reads. A step before `origin` has the same shift as `origin`."""
         return step + self._shifts[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:

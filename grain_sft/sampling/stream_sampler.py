@@ -20,8 +20,8 @@ from grain_sft.types import Ints
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-_STEPS_AT_ONCE = 64  # most steps that `rows` computes at once
-_ROWS_AT_ONCE = 1 << 11  # most rows of this host that `rows` computes at once
+_STEPS_AT_ONCE = 64  # maximum number of steps that `rows` computes at once
+_ROWS_AT_ONCE = 1 << 11  # maximum number of rows of this host that `rows` computes at once
 _INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at once
 
 
@@ -29,7 +29,7 @@ class StreamSampler(Sampler):
     """Base of the samplers with `streams`. It computes the rows of many steps at once, and finds the slots of rows.
 
     The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. With `host_blocks`, each host has its
-    own sequence. A subclass maps indices of the sequence to rows, and rows to slots.
+    own sequence. A subclass maps indices of the sequence to rows (`_rows`), and indices of an epoch to slots (`_find`).
     """
 
     def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:
@@ -80,7 +80,7 @@ class StreamSampler(Sampler):
         """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // len(indices), self._steps_of_one_size(step, size))
-        stride = len(indices) if self.host_blocks else size  # rows of a step in the sequence
+        stride = len(indices) if self.host_blocks else size  # number of rows that a step has in the sequence
         indices_of_steps = indices + stride * np.arange(max(1, count))[:, np.newaxis]
         try:
             return self._rows(step, indices_of_steps.reshape(-1)).reshape(indices_of_steps.shape)
@@ -88,9 +88,9 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return the number of steps, from `step` on, of `size` rows each.
+        """Return the number of consecutive steps, from `step` on, that have `size` rows each.
 
-        A subclass also ends the count at a gap in the sequence, such as the rows that no step reads at the end of an epoch.
+        A subclass also ends the count at a gap in the sequence. Rows at the end of an epoch that no step reads are a gap.
         """
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)

@@ -1,4 +1,4 @@
-"""Which rows of a source a run reads, in which order and at which steps: `SourceOrder`, `EpochStream` and `BatchSlots`."""
+"""Rows of a source that a run reads, with their order, steps and slots: `SourceOrder`, `EpochStream` and `BatchSlots`."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class EpochSpan(NamedTuple):
 
     Attributes:
       first, last: First and last step that read rows of the epoch. If a mixture's run ends inside the epoch, `last` is the
-        run's last step. If the run has no end and never finishes the epoch, because its source has the weight 0, `last` is
-        `sys.maxsize`.
+        run's last step. `last` is `sys.maxsize` if the run has no end and never finishes the epoch, because the epoch's source
+        has the weight 0.
       rows: Number of rows of the epoch that the run reads.
       start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, it is an
         index in each block.
@@ -151,11 +151,12 @@ class EpochStream:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Row of the layout that is row 0 of the stream.
-      begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
-        earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
+      begin: Function of a step that returns a pair: the epoch of the first row that the stream gives from this step on, and the
+        number of rows of that epoch that were read before. If each step of a mixture has 4 rows of a source with 10 rows,
+        `begin(3)` is (1, 2).
       span: Function of an epoch that returns the epoch's `EpochSpan`. It returns None if the epoch is before the run or after
         its end. If the run skips the whole epoch, the span has 0 rows.
-      rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
+      rows_at: Function (epoch, indices) that returns the rows at `indices` of the epoch's order, numbered from 0 in the source.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later stage of the
         run can continue inside an epoch only if it has the same rule. "" means that a batch is the next rows of the order.

@@ -1,9 +1,9 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. A data set's `taken` is the number
-of its earlier samples. If several data sets have this value, the first is chosen. megatron-core loops over all samples.
-This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one block. Thousands of
-chains run at once:
+A data set's `taken` is the number of its earlier samples. Sample t comes from the data set with the greatest
+`weight * max(t, 1) - taken`, in float64. If several data sets have the greatest value, the first is chosen. megatron-core loops
+over all samples. This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one
+block. Thousands of chains run at once:
 
 1. A chain guesses its first values of `taken` in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
@@ -33,7 +33,7 @@ BLOCK = 1 << 10
 """Number of samples of a chain."""
 
 STEPS = 4
-"""Number of correcting steps of a chain for each data set, but at most half a block in all."""
+"""A chain has `STEPS` correcting steps for each data set, but at most half a block in all."""
 
 _CHAINS = 1 << 13  # maximum number of chains that run at once: so their arrays stay in the processor's cache
 
@@ -56,7 +56,7 @@ class Blend(NamedTuple):
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
             by_dataset = chosen[order]
-            earlier = np.empty(len(chosen), np.int64)  # by sample: earlier samples of its data set in the block
+            earlier = np.empty(len(chosen), np.int64)  # for each sample, earlier samples of its data set in the block
             earlier[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
             number[in_block] += earlier[within[in_block]]
         return dataset, number
@@ -99,7 +99,7 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     groups = -(-blocks // _CHAINS)
     group_size = -(-blocks // groups)
     early = min(STEPS * datasets, BLOCK // 2)  # steps that a chain runs before its first sample
-    for first in range(0, blocks, group_size):  # a second thread would double the processor time and save no time
+    for first in range(0, blocks, group_size):  # two threads would take as long, and twice the processor time
         group = slice(first, first + group_size)
         taken = _guess(weights, step[group] - early)
         _run(weights, step[group] - early, taken, early)
@@ -145,7 +145,7 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
-    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`, or with its code, `past_last[c] - chains * code`
+    # `taken` of data set d in chain c has the index `chains * d + c` in `flat_taken`: `past_last[c] - chains * code`
     past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
     for number, code in enumerate(chosen):  # `code` is a view of `chosen`: each chain's choice

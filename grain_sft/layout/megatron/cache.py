@@ -127,7 +127,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _starts(folder: str, ending: str) -> list[str]:
-    """Return the paths of the index files in `folder` with this ending, without the ending."""
+    """Return the path of each index file in `folder` that ends with `ending`, without this ending."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
 
@@ -135,7 +135,8 @@ def _starts(folder: str, ending: str) -> list[str]:
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
     """Yield (start, arrays) for each index whose arrays have the expected shapes.
 
-    A start is the path of an index without the ending of a file's name. `shapes` has the shape of each array by its ending.
+    `starts` are paths without endings, as `_starts` returns them. `shapes` has the expected shape of each file's array, by the
+    ending of the file.
     """
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]

@@ -60,7 +60,7 @@ class MegatronGptLayout(Layout):
         MaxText's `mmap_npy_split`. None means all documents.
       document_subset: Subset of `document_split` that is read: "train", "valid" or "test".
       index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
-        blends. Indices that do not fit are an error. None means new indices.
+        blends. Indices that do not fit the options are an error. None means that the layout makes its own indices.
       cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
 
     Attributes:
@@ -134,7 +134,7 @@ class MegatronGptLayout(Layout):
     def _transforms(
         self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
-        """Return the transforms to a trainer's batch, in the form that a config has."""
+        """Return the transforms from rows to a trainer's batch, written as in a config."""
         traits = self._recipe.traits
         if mask and traits.masks_targets:
             raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")

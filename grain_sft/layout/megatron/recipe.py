@@ -1,4 +1,4 @@
-"""Recipe of Megatron's indices. Each data set of a corpus has a stream of samples, and a blend mixes the streams."""
+"""Recipe of the indices of a `MegatronGptLayout`. Each data set has a stream of samples, and a blend mixes the streams."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ class Variant(NamedTuple):
 
     extra: bool = True  # default of `add_extra_token_to_sequence`
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core. Then each shard is a data set, and its share of `num_samples` is rounded up: of 5
+    # Whether blends follow megatron-core. If True, each shard is a data set, and its share of `num_samples` is rounded up: of 5
     # samples, two shards with equal weights have 3 each. If False, all shards of a corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
@@ -49,7 +49,7 @@ class _Dataset(NamedTuple):
     weight: float  # weight in the blend; 1 if the corpus has no weights
     first: int  # first unit of the stream
     stop: int  # unit after the last unit of the stream
-    skipped: int  # number of units before `first` in the data set; the split leaves them out
+    skipped: int  # number of units before `first` in the data set; `document_split` leaves them out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,10 +96,11 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 
 
 def sample_index(ends: Ints, cut: Cut) -> Ints:
-    """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
+    """Return megatron-core's sample index, int64 [samples + 1, 2]: a pair (entry, token) for the begin of each sample.
 
-    The last pair is the end of the last sample. The border of two entries is token 0 of the second entry if `cut.extra` is 1.
-    Otherwise it is the end of the first entry, such as token 10 of an entry of 10 tokens.
+    The token counts from the begin of the entry. The last pair is the end of the last sample. If a sample begins where an entry
+    ends, the pair depends on `cut.extra`. With 1, it is token 0 of the next entry. With 0, it is the end of the earlier entry,
+    such as token 10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -1,4 +1,4 @@
-"""Packing algorithms, which decide by the lengths of documents which of them share a row."""
+"""Packing algorithms. An algorithm chooses the documents that share a row, from the lengths of all documents."""
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import (

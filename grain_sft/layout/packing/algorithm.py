@@ -33,7 +33,7 @@ class PackedRows(NamedTuple):
       document: int64 [pieces], number of the document that each piece belongs to.
       offset: int64 [pieces], number of tokens of the document before the piece.
       length: int64 [pieces], number of tokens in the piece.
-      ends: int64 [rows], number of pieces in this row and all rows before it: 3 and 5 if row 0 has 3 pieces and row 1 has 2.
+      ends: int64 [rows], number of pieces in the row and in all earlier rows: 3 and 5 if row 0 has 3 pieces and row 1 has 2.
     """
 
     document: Int64[np.ndarray, " pieces"]
@@ -67,7 +67,7 @@ class PackedRows(NamedTuple):
         counts, stop = np.diff(ends, prepend=0), offset + length
         order = np.lexsort((offset, document))  # pieces of one document become neighbors
         before, after = order[:-1], order[1:]
-        row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 is for an empty last row
+        row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 gives an empty last row a value
         return {
             "pieces after the last row": np.array((ends[-1] if len(ends) else 0) != len(length)),
             "a document that does not exist": (document < 0) | (document >= len(lengths)),
@@ -128,14 +128,14 @@ class PackingAlgorithm:
     """Packing algorithm with the traits that the rest of the package reads. A bare function gets the default traits.
 
     Attributes:
-      pack: Function of the lengths of the documents, int64 [documents], and of options. Lengths are 1 to
-        `options.sequence_length`, or greater if `splits_documents` is True.
+      pack: Function (lengths, options) that returns the rows. `lengths` is int64 [documents], the number of tokens of each
+        document: 1 to `options.sequence_length`, or any number from 1 on if `splits_documents` is True.
       packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. If so, an epoch's rows are
         read in the order in which `pack` returns them.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the order that replays the algorithm's original system, such as "openchat"; None without one.
+      order: Name of the order that replays the algorithm's original system, such as "openchat"; None if no order does.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]
@@ -150,7 +150,7 @@ class PackingAlgorithm:
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
-        """Return the rows of `pack`. Check them if it is a function of another package."""
+        """Return the rows of `pack`. If `pack` is a function of another package, check the rows."""
         if is_ours(self.pack):
             return self.pack(lengths, options)
         expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."
@@ -192,7 +192,7 @@ def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     """Return the rows of several packings as one packing."""
     parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # `np.concatenate` needs one array or more
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
-    # `ends` counts pieces within a part: add those of the parts before it
+    # `ends` counts the pieces of one part: add the number of pieces in all earlier parts
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
     return PackedRows(document, offset, length, ends)

@@ -42,8 +42,8 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Place documents of one length in one row at a time. A row gets at most `most` documents."""
-    # by space: the rows that have it, in the order in which they reached it
+    """Fill one row at a time with documents of one length. A row gets at most `most` documents."""
+    # for each space, the rows that have this space, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     documents = [0] * len(open_spaces)  # number of documents in each row
@@ -59,8 +59,8 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # With the first document, the row has less space than all other rows with enough space. So it also gets the next
-            # documents of this length that fit.
+            # After the first document, all other rows with enough space have more space than this row. So best fit chooses
+            # this row again, as long as documents of this length fit.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -84,7 +84,7 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Place documents of one length in several rows of equal space at a time."""
+    """Fill several rows of equal space at a time with documents of one length."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)

@@ -40,7 +40,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
-            # as many documents of this length as the row can hold; a row with `most` documents gets the space 0
+            # take all documents of this length that the row can hold; a row with `most` documents gets the space 0
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

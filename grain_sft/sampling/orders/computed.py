@@ -11,7 +11,7 @@ from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, cached_by_e
 from grain_sft.types import Ints
 
 _FEW_ROWS = 1 << 16  # with fewer rows, the rows of an epoch are computed at once and kept
-_ROUNDS, _GRAIN_ROUNDS = 8, 4  # rounds of the cipher, for orders `shuffle` and `grain`
+_ROUNDS, _GRAIN_ROUNDS = 8, 4  # rounds of the cipher in `index_shuffle`, for orders `shuffle` and `grain`
 _KEYS = 1 << 32  # number of keys of the cipher
 _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 

@@ -1,7 +1,7 @@
 """Orders of rows that equal those of other systems, such as OLMo-core and MaxText.
 
-An epoch is a permutation of all rows by one of numpy's generators. A long permutation is a file, which all processes of a
-machine map into memory.
+An epoch is a permutation of all rows by one of numpy's generators. A long permutation is stored in a file, which all processes
+of a machine map into memory.
 """
 
 import functools
@@ -30,7 +30,8 @@ _VERSION = 1
 _SEEDS = 1 << 32
 
 IN_MEMORY_ROWS = 1 << 21
-"""A permutation of this many rows or more is a file. Each process makes shorter ones itself, in tens of milliseconds."""
+"""A permutation of this many rows or more is stored in a file. Each process makes shorter permutations itself, in tens of
+milliseconds."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
@@ -67,7 +68,8 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
     """Return a permutation: uint32 [rows] (uint64 above 2^32 rows), in memory or mapped from a file in the cache folder.
 
     A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To
-    make a file of 724,000,000 rows takes a minute. Each process that opens it checks its hash, in 3.5 s of processor time.
+    make a file of 724,000,000 rows takes a minute. Each process that opens such a file checks the hash of the file, in 3.5 s of
+    processor time.
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,

@@ -98,7 +98,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built-in, or made here
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built in, or made here
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
