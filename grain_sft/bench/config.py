@@ -203,8 +203,8 @@ class _Run:
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
             next(batches)
             until = time.perf_counter() + seconds / 2
-            # The next batches are not timed, because they may have been made during the first `next`: up to two by each
-            # thread, and full buffers by each process.
+            # These batches are not timed, because they may have been made during the first `next`. Each thread may have made
+            # two, and each process may have filled its buffers.
             for _ in range(in_processes or 2 * setting.threads):
                 if time.perf_counter() <= until:
                     next(batches)

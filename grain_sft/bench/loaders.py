@@ -72,7 +72,7 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
             rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(paths[-1])
     except OSError as error:
         fault = f"can't hold {files * tokens * 4 / 1e9:.2f} GB of tokens ({error.strerror or error})"
-        raise StorageError(f"{folder}: {fault}. Give --dir.") from error
+        raise StorageError(f"{folder}: {fault}. Set --dir to another disk.") from error
     return paths
 
 

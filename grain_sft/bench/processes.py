@@ -74,7 +74,7 @@ def startup(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def orders(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds to the first batch, the memory, and the time of a step, for orders of many rows."""
+    """Yield a table of orders of many rows: the seconds to the first batch, the memory, and the time of a step."""
     rows = str(scale.order_rows)
     name = f"{scale.order_rows:,} rows"
     columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}

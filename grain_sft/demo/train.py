@@ -98,7 +98,7 @@ def _normed(x: jax.Array) -> jax.Array:
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Return `x`, float32 [rows, L, heads, head width], with rotary position embeddings.
 
-    Columns i and i + head width / 2 are the coordinates of a point, which is rotated by the token's position times frequency i.
+    Columns i and i + head width / 2 are the coordinates of a point. Its angle grows by the token's position times frequency i.
     """
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies

@@ -13,9 +13,9 @@ Columns = tuple[int, int]
 class ContextOrder:
     """Order of a row's columns in the global array.
 
-    In the natural order, causal attention gives the devices with the beginning of a row less work than the devices with its
-    end. For n shards, the load-balanced order cuts a row into 2n chunks, and gives shard k the chunks k and 2n - 1 - k. With
-    2 shards, the order of the chunks is 0, 3, 1, 2. Source: MaxText's `reorder_causal_load_balanced` (DUAL_CHUNK_SWAP).
+    In the natural order, devices with the beginning of a row have less causal attention to compute than devices with the end
+    of the row. For n shards, the load-balanced order cuts a row into 2n chunks. Shard k gets the chunks k and 2n - 1 - k.
+    With 2 shards, the order of the chunks is 0, 3, 1, 2. Source: MaxText's `reorder_causal_load_balanced` (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -41,7 +41,7 @@ class ContextOrder:
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
         """Return the ranges of a row's columns that make the columns [start, stop) of the global array.
 
-        With 2 shards, columns [0, 8) of the array of a row of 16 tokens are columns [0, 4) and [12, 16) of the row.
+        Example: 2 shards, and a row of 16 tokens. Columns [0, 8) of the array are columns [0, 4) and [12, 16) of the row.
         """
         if self.shards == 1:
             return [(start, stop)]

@@ -1,4 +1,4 @@
-"""Views of a run for people: the rows of a step as text, in the terminal or as an HTML page, and the report of a config."""
+"""Views of a run for people: the rows of a step, as terminal text or as an HTML page, and the report of a config."""
 
 from grain_sft.view.inspect_page import inspect_page
 from grain_sft.view.page import make_page, part

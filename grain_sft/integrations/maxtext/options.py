@@ -67,8 +67,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Divide a command line into MaxText's arguments and grain_sft's options.
 
     Raises:
-      ConfigError: As in `Options.from_environment`. Or an option has two different values, `dataset_type` is not
-        `olmo_grain`, or an argument of MaxText is not `key=value`. (The first may be a config file instead.)
+      ConfigError: As in `Options.from_environment`. Also if an option has two different values, `dataset_type` is not
+        `olmo_grain`, or an argument of MaxText is not `key=value`. Only the first of these arguments may be a config file.
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
