@@ -150,7 +150,7 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Forget all watches and the thread, which a forked child does not have."""
+        """Begin without watches and without a thread. A forked child does not have the thread of its parent."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
         # an `Event` would hang if an exception such as KeyboardInterrupt arrived inside its methods

@@ -224,7 +224,7 @@ class Pipeline:
           worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
 
         Returns:
-          A `grain.DatasetIterator`. Its threads and workers end when it is closed or garbage-collected.
+          A `grain.DatasetIterator`. The threads and workers end when the iterator is closed or garbage-collected.
 
         Raises:
           RowIndexError, PipelineError: The pipeline lacks the step, or another argument is not within 0 to 10,000.
@@ -268,8 +268,8 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout. It raises a CorpusFileError or a
-        CorpusError if the documents can't be found."""
+        """Receipt of the global batches. The first access hashes the rows of the layout. If the documents can't be found, the
+        access raises a CorpusFileError or a CorpusError."""
         parts = parts_of(self.source, self.planned_sampler, self.described)
         return Receipt(parts | amendment_parts(self.amendments))
 

@@ -32,8 +32,8 @@ class Receipt:
     layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise, a change in the middle of a token
     file does not change the receipt.
 
-    A receipt leaves out paths, threads, caches, the options of packing, and a seed that is not used. It includes hosts only if
-    the order depends on them.
+    A receipt leaves out paths, threads, caches, the options of packing, and a seed that is not used. A receipt includes the
+    number of hosts only if the order of rows depends on this number.
 
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
@@ -155,7 +155,7 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 
 
 def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
-    """Return the arrays in `value` whose repr is abbreviated, as JSON values; None without such arrays.
+    """Return the arrays in `value` whose repr is abbreviated, as JSON values; None if it has no such arrays.
 
     A numpy array becomes [shape, hash of its bytes]. An array of another library becomes a list of its elements.
     """

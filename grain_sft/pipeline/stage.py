@@ -79,7 +79,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips. So their steps are data steps, as in `reweights_of`.
+    The samplers apply the weights of `amendments`, but not the skips. So the samplers count data steps, as in `reweights_of`.
     """
     progress: dict[Any, Progress] = {}  # by the key that `_streams` yields for the stream
     samplers: list[MappedSampler] = []

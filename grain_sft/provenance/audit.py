@@ -190,7 +190,7 @@ def _warn_of_other_writer(path: str, fd: int, end: int) -> None:
     """Log a warning with the first line that another writer has added, at byte `end` of the file."""
     with _storage_errors(path):
         first = os.pread(fd, 200, end).split(b"\n")[0].decode(errors="replace")
-    found = f"another process or pipeline has added entries after those of this run, the first of them {first!r}"
+    found = f"another process or pipeline has added entries to this run's audit log, beginning with {first!r}"
     logging.warning("%s: %s. Give each run an audit log of its own.", path, found)
 
 

@@ -53,7 +53,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Args:
       pipeline: Pipeline of the run, of any host.
       epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None means
-        one epoch of every source. If such a run has stages, None means the epoch in which the last stage begins.
+        one epoch of every source. If a run with stages never ends, None means the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

@@ -31,8 +31,8 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry lists the amendments and stages that the run had then. It does not state where the last of these
-    stages ended, so the result has a version for each possible end.
+    The receipt in the entry lists the amendments and stages that the run had then. The receipt does not state where the last
+    of these stages ended. So the result has a version for each possible end.
 
     Args:
       pipeline: Pipeline of the run as it is now.

@@ -85,7 +85,7 @@ class LineChecker:
             self._note("was being written when its process ended.")
             return
         if "unreadable" in fields:
-            self._lose_step(f"can't be read: {fields['unreadable']}. It was changed or added.")
+            self._lose_step(f"can't be read: {fields['unreadable']}. The line was changed or added.")
             return
         self._check_entry_number(fields)
         self.checked.entries += 1

@@ -30,7 +30,7 @@ class Trace:
     """Lines of a trace, as columns int64 [lines], ordered by step and slot.
 
     A line is a piece: consecutive tokens of one document in one shard, read in one row. A row that holds only padding has one
-    line of 0 tokens. Its instance, segment, shard, document, source and record are -1. So is its epoch in a mixture.
+    line of 0 tokens. In this line, instance, segment, shard, document, source and record are -1. In a mixture, epoch is -1 too.
 
     Attributes:
       step: Step, from 0.
@@ -116,8 +116,8 @@ def trace(
       pipeline: Pipeline of any host.
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
-      trainable: Whether to count tokens that take loss. This reads loss files and, with a transform that may change the loss
-        mask, such as `NgramFilter`, the tokens of all rows.
+      trainable: Whether to count tokens that take loss. The count reads loss files. If a transform such as `NgramFilter` may
+        change the loss mask, the count also reads the tokens of all rows.
       block_rows: Number of rows traced together.
 
     Raises:
@@ -195,7 +195,7 @@ def find_document(
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
         documents_of_stage = names.documents.within(layout, wanted)
-        # without documents, do not ask the layout, which may not know where documents end
+        # do not call `rows_of_documents` without documents: it would fail for a corpus whose documents have unknown ends
         rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)

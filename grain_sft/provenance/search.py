@@ -22,9 +22,9 @@ _BLOCK = 1 << 22  # tokens searched at once
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The search decodes only documents that contain the inner tokens of the text: all but the first and the last. It decodes
-    every document if the text has at most two tokens. If the words around the text change the inner tokens, the search misses
-    a document. A search for a shorter text may find the document.
+    The inner tokens of a text are all tokens but the first and the last. The search decodes only documents that contain the
+    inner tokens of `text`. If `text` has at most two tokens, the search decodes every document. If the words around the text in
+    a document change the inner tokens, the search misses the document. A search for a shorter text may find the document.
 
     Raises:
       CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the
@@ -52,7 +52,7 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:
-    """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None without it.
+    """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None if none exists.
 
     Log a warning if the corpus does not record the hash of its tokenizer: the folder may belong to another corpus.
     """

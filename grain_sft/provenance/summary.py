@@ -12,7 +12,7 @@ _BLOCK = 1 << 20  # document numbers in each array of `_SeenDocuments`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return the number of documents and tokens of each source. This takes about one byte of memory per document of the run.
+    """Return the number of documents and tokens of each source. The count takes one byte of memory per document of the run.
 
     Args:
       parts: Trace, or the parts that `iter_trace` yields.

@@ -29,8 +29,8 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
       corpus: Training corpus.
       batch_tokens: Number of tokens in one rank's batch, padding included.
       ranks: Number of data-parallel processes. Each has a batch of `batch_tokens`.
-      model_type: Name of the model, in upper or lower case. It selects the divisor from `DIVISORS`. The divisor is 1 if the
-        name contains no key of `DIVISORS`.
+      model_type: Name of the model, in upper or lower case. The divisor is the value of the first key of `DIVISORS` that the
+        name contains; 1 if the name contains none of the keys.
 
     Raises:
       CorpusError: `batch_tokens` or `ranks` is not a positive integer, the ends of the documents are unknown, or the documents

@@ -155,9 +155,9 @@ class DemandModel:
     def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each read that checks its file, sorted by cell and file.
 
-        `cell` and `file` are those of all reads of remote files. Usually, only the first read of a file on a host checks it. In
-        the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
-        makes steps 0 and 1. If both read a new file, both check it.
+        The arguments `cell` and `file` have an item for each read of a remote file. Usually, only the first read of a file on a
+        host checks the file. In the first `turns` turns of a run, the threads of a host make one batch each, at the same time.
+        With 2 threads, turn 0 makes steps 0 and 1. If both steps read a new file, both check the file.
         """
         checked = self.checked[number]
         num_files = checked.shape[1]

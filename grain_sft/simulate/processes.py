@@ -69,7 +69,7 @@ class Measured(NamedTuple):
       conditions: Assumed conditions, with the `request_ms` of the fit.
       fit: Median of the fits to each process.
       measured: Figures that `host_process.measure` returned for each process.
-      predicted: Predicted figures of each process, by a model that is fitted to the other processes. Empty for one process.
+      predicted: Predicted figures of each process. The model is fitted to the other processes, so a single process has none.
     """
 
     conditions: Conditions

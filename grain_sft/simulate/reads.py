@@ -57,7 +57,7 @@ class Reads:
       all_remote: Whether reads of local files count as requests to a bucket.
 
     Attributes:
-      gathers: All gathers of a batch, those of one source after those of the previous source.
+      gathers: All gathers of a batch, in the order of the sources.
     """
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:

@@ -146,7 +146,7 @@ class _WithdrawnDocuments:
         self._numbers, first = np.unique(documents[order], return_index=True)
         self._steps: Ints = steps[order[first]]
         if layout.follows_documents:
-            # the last item stays False: pieces outside all documents have the number -1, which is the index of this item
+            # The last item stays False. It has the index -1, which is the number of pieces outside all documents.
             self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)
             self._is_withdrawn[self._numbers] = True
         else:

@@ -198,8 +198,8 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
-    Workers would run the main script again. This fails without an `if __name__ == "__main__"` guard, so the script is hidden.
-    Workers do not need it: cloudpickle sends them all that they run, including classes of the script.
+    Workers would run the main script again, and fail if the script has no `if __name__ == "__main__"` guard. So the script is
+    hidden. Workers do not need the script: cloudpickle sends them all that they run, including classes of the script.
     """
     with _lock.lock:
         default_grain_flags()
