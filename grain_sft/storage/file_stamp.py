@@ -80,7 +80,7 @@ def size_change(stored: FileStamp, size: int) -> str:
     """Return the message for a file that has `size` bytes now, unlike when it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
-    return f"{problem}. Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
+    return f"{problem}. Restore it, or index the corpus again. Then don't resume an old run: its rows would differ."
 
 
 def replaced(stored: FileStamp) -> str:

@@ -91,7 +91,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
             return limits
         if not (max_bytes := os.environ.get(BYTES_VARIABLE)):
             problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE} is not set"
-            raise CorpusError(f"{problem}. Set it to the maximum size of the cache.")
+            raise CorpusError(f"{problem}. Set this variable to the maximum size of the cache.")
         unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
         return msgspec.structs.replace(limits, cache=CacheOptions(folder, max_bytes, unit))
 

@@ -101,9 +101,9 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Unpack the Parquet file to the cache if necessary. Return the paths of the unpacked files, and the file's metadata.
+    """Unpack a Parquet file to the cache if necessary. Return the paths of the unpacked files, and the Parquet file's metadata.
 
-    `first_weights` is the path of a file with the weights of the documents' first tokens; "" if they are 0.
+    `first_weights` is the path of a file with the weights of the documents' first tokens; "" if these weights are 0.
     """
     stamps = [describe(file) for file in (path, first_weights) if file]
     hashes = content.hashes_of(stamps)
