@@ -78,10 +78,13 @@ def compared_name(path: Path, node: ast.AST) -> bool:
 
 def past_a_door(path: Path, node: ast.AST) -> bool:
     """Return whether a file of another room is imported, instead of the door (`__init__.py`) of a folder there."""
-    if not isinstance(node, ast.ImportFrom) or (node.module or "").count(".") < 2:
-        return False
-    _, room, *rest = node.module.split(".")
-    return room != path.relative_to(PACKAGE).parts[0] and PACKAGE.joinpath(room, *rest).with_suffix(".py").is_file()
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    if isinstance(node, ast.Import):
+        modules = [each.name for each in node.names]
+    own_room = path.relative_to(PACKAGE).parts[0]
+    inside = [module.split(".")[1:] for module in modules if module.startswith("grain_sft.")]
+    others = [names for names in inside if len(names) > 1 and names[0] != own_room]
+    return any(PACKAGE.joinpath(*names).with_suffix(".py").is_file() for names in others)
 
 
 CHECKS = {"isinstance": foreign_isinstance, "underscore": foreign_underscore, "compared": compared_name}
