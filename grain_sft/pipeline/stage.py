@@ -58,11 +58,11 @@ class Stage:
             if getattr(self, name) is not None:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
-    def amendments_of(self, of_run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's version of the amendments `of_run`, which are all amendments of the run, or the first ones."""
+    def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
+        """Return this stage's version of the amendments `run`: all amendments of the run, or the first ones."""
         if self.amendments is None:
-            return list(of_run)
-        return [amendment for amendment in self.amendments[: len(of_run)] if amendment is not None]
+            return list(run)
+        return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
 
     @property
     def num_steps(self) -> int | None:
