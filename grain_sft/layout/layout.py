@@ -83,7 +83,7 @@ class FromPieces(Traits):
     def row_costs(self, rows: Int64[np.ndarray, " rows"] | None = None) -> Int64[np.ndarray, " rows"]:
         """Return the cost of attention of each of `rows`; None means all rows.
 
-        The cost of a row is the sum of the squares of the lengths of its segments.
+        A segment costs the square of its length, and a row costs the sum over its segments.
         """
         rows = np.arange(len(self)) if rows is None else rows
         costs = np.zeros(len(rows), np.int64)

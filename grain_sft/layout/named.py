@@ -65,7 +65,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops the numbers that a layout lacks; for the first layout, it may keep some of them
+    # `within` drops numbers that are not in a layout; for the first layout, `within` may keep numbers that are too high
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):

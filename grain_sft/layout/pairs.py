@@ -22,7 +22,8 @@ class PairsLayout(Layout):
       sequence_length: Maximum number of tokens of a prompt and one response together; MaxText's `max_target_length`.
       prompt_length: Maximum number of tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of
         `sequence_length`.
-      long_pairs: Treatment of a pair whose prompt or response is too long: "truncate" cuts it, "drop" leaves the pair out.
+      long_pairs: Treatment of a pair whose prompt or response is too long: "truncate" cuts the prompt or response, "drop"
+        leaves the pair out.
 
     Attributes:
       sequence_length: Number of columns of a row, for a prompt and both responses: 512 + 512 + 512 with the arguments

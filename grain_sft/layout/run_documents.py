@@ -41,7 +41,7 @@ class RunDocuments:
             self._numbered.append(self._number_parts(layout))
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
-        """Return an entry for each part of `layout`: an earlier entry if it has the same documents, else a new entry."""
+        """Return an entry for each part of `layout`: an earlier entry with the same documents, or else a new entry."""
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
         end = sum(_num_numbers(entry.part) for entry in earlier)
         numbered: list[_NumberedPart] = []

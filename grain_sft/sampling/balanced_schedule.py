@@ -1,4 +1,4 @@
-"""Table of the source of each row of a mixture, in which no source is ever a whole row away from its share.
+"""Table of the sources of a mixture's rows. No source is ever a whole row away from its share.
 
 In proportion to its weight, a source is entitled to share(t) of the first t rows of the mixture. With weights 2 and 1, share(t)
 of the first source is 2t/3. The deficit of a source is its share so far minus the rows that it gave.
@@ -54,7 +54,7 @@ class ScheduleTable:
       num_rows: Number of rows of the mixture for which the table is used; None for no limit.
 
     Attributes:
-      bound: Most rows by which a source can differ from its share, if no source has a deficit at the start.
+      bound: Maximum number of rows by which a source can differ from its share, if no source has a deficit at the start.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
@@ -120,7 +120,7 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would then miss their deadlines.
+    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would miss their deadlines with that slack.
 
     Rows can miss their deadlines only after a deficit at the start. The rule still takes such a row, after its deadline.
     """

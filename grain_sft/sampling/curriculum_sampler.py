@@ -44,8 +44,8 @@ class CurriculumSampler(EpochSampler):
         remaining batches are dropped.
       balanced: Whether a growing curriculum reads the same number of batches of every length. This drops more rows.
       host: This host, and the number of hosts.
-      shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
-        whatever the curriculum.
+      shuffle: Whether to shuffle rows and batches. `false` reads the rows in ascending order, the shortest rows first, whatever
+        the curriculum.
       epochs: Number of epochs after which the run ends. None means that the run never ends.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 

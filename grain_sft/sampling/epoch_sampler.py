@@ -34,7 +34,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Number of steps that end in the first whole epoch. That is the second epoch if the run starts inside an epoch."""
+        """Number of steps that end in the first whole epoch. An epoch inside which the run starts is not whole."""
         epoch = self.start[0] if self.start[1] == 0 else self.start[0] + 1
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 

@@ -57,7 +57,7 @@ class RunningEpochs:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cuts(self, epoch: int) -> Ints:
-        """Return the index in `epoch` at which each of its steps begins, then the index after the last row read.
+        """Return the first index in `epoch` of each step of the epoch, then the index after the last row that a step reads.
 
         The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
         """

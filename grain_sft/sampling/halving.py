@@ -16,10 +16,10 @@ _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Division of the rows that reach a node of the tree between its two branches.
+    """Rule that divides the rows of a node between the left branch and the right branch.
 
     Of the first t rows, the left branch gets floor((share * t + offset) / unit), but at least 0 and at most t. With share 2,
-    offset 3 and unit 6, its rows are rows 1, 4, 7, ... of the node.
+    offset 3 and unit 6, the left branch gets rows 1, 4, 7, ... of the node.
     """
 
     share: int
@@ -75,7 +75,7 @@ class HalvingTree:
       deficit: Deficit of each source before row 0 of the tree: its share of earlier rows minus the rows that it gave.
 
     Attributes:
-      bound: Most rows by which a source may differ from its share, if all deficits are 0.
+      bound: Maximum number of rows by which a source may differ from its share, if all deficits are 0.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
@@ -155,7 +155,7 @@ class HalvingTree:
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     """Return the distance of the worst source in the best tree, and the number of sources in the left branch of its root.
 
-    The best tree is the one whose worst source has the smallest distance.
+    In the best tree, the worst source has a smaller distance than in any other tree.
     """
     if len(weights) == 1:
         return distance, 0

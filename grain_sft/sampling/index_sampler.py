@@ -27,7 +27,7 @@ class IndexSampler(EpochSampler):
 
     Each epoch has its own permutation of the rows. Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which
     does not depend on H. In orders with `host_blocks`, such as `maxtext`, host h reads the h-th of H blocks of each
-    permutation. Then the global batch depends on H. docs/guide.md ("Orders") describes the orders.
+    permutation. In these orders, the global batch depends on H. docs/guide.md ("Orders") describes the orders.
 
     Args:
       num_instances: Number of rows.

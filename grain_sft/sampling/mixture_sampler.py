@@ -121,7 +121,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Most rows by which a source of the outermost mixture is ever off its share; None if weights change."""
+        """Maximum number of rows by which a source of the outermost mixture differs from its share; None if weights change."""
         return self._proportions.bound
 
     @property
@@ -129,7 +129,7 @@ class MixtureSampler(StreamSampler):
         return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps until each source has read `epochs` epochs, or all of its own if it has fewer."""
+        """Return the number of steps that read `epochs` epochs of each source, or all epochs of a source that has fewer."""
         epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps

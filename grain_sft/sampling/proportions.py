@@ -21,7 +21,8 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Highest sum of integer weights for a `ScheduleTable`, whose memory grows with the sum. Above it, a `HalvingTree` is used."""
+"""Highest sum of integer weights for a `ScheduleTable`. The memory of a table grows with the sum. With a higher sum, a
+`HalvingTree` is used."""
 
 
 class _Phase(NamedTuple):
@@ -39,10 +40,10 @@ class Proportions:
     always less than one row from its share (`ScheduleTable`). With other weights, such as 0.123456789, each source is less than
     two rows from its share (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
-    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. In a mixture of
-    up to three sources, each source stays within one row of its share after a change. With more sources, no rule can promise
-    that, because several sources may have a deficit at the change.
+    Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
+    all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. In a
+    mixture of up to three sources, each source stays within one row of its share after a change. With more sources, no rule can
+    promise that, because several sources may have a deficit at the change.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
@@ -144,7 +145,7 @@ class Proportions:
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows`, all below `length`, and the number of its earlier rows: int64 [n] each."""
+        """Return the source of each of `rows`, and the number of earlier rows of that source: int64 [n] each."""
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)

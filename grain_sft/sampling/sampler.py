@@ -72,7 +72,7 @@ class Sampler(abc.ABC):
 
     @property
     def end_step(self) -> int:
-        """Step after the last one; `sys.maxsize` for a run that never ends."""
+        """Step after the last step of the run; `sys.maxsize` if the run never ends."""
         return sys.maxsize if self.num_steps is None else self.num_steps
 
     @property
@@ -176,7 +176,7 @@ class Sampler(abc.ABC):
 
     @functools.cached_property
     def rows_per_host(self) -> int:
-        """Number of rows that this host reads of a batch of `global_batch_size` rows."""
+        """Number of rows that this host reads from a batch of `global_batch_size` rows."""
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 

@@ -59,14 +59,14 @@ class StepMap:
         return step + self._shifts[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
-        """Return the first step of the trainer that reads `data_step` or a later one."""
+        """Return the first step of the trainer that reads `data_step` or a later data step."""
         entry = bisect_right(self._data_steps, data_step) - 1
         if entry < 0:
             return self.steps[0]
         return min(data_step - self._shifts[entry], self._ends[entry])
 
     def steps_of(self, data_steps: Ints) -> Ints:
-        """Return the trainer's step that reads each of `data_steps`, or -1 for a skipped one: int64 [n]."""
+        """Return the trainer's step that reads each of `data_steps`, or -1 for a data step that is not read: int64 [n]."""
         entry = np.searchsorted(self._data_steps, data_steps, side="right") - 1
         steps = data_steps - np.array(self._shifts)[entry]
         is_read = (entry >= 0) & (data_steps >= 0) & (steps < np.array(self._ends)[entry])

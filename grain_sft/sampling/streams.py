@@ -27,12 +27,12 @@ class SourceOrder:
       seed: Seed of the order, 0 or more.
       order: Name of the order, such as "shuffle", as in `IndexSampler`.
       shuffle: Whether to read the rows in `order`. False reads them in ascending order of their numbers.
-      epochs: Number of epochs after which the source is exhausted; None if it never is.
+      epochs: Number of epochs after which the source is exhausted; None if the source is never exhausted.
       on_exhausted: What the mixture of the source does after the source's last epoch: "stop", "renormalize" or "fail", as in
         `Mixture`. None means the `on_exhausted` of the mixture.
       chunk_size: Number of consecutive rows that stay together, as in OLMo-core's data loader. It divides `num_instances`.
         With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
-      start: First row to read: its epoch, and its index in that epoch's order.
+      start: Pair (epoch, index) of the first row to read. `index` is an index in the order of the epoch.
 
     Raises:
       SamplerError: An argument is out of bounds.

@@ -5,8 +5,8 @@ and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_in
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
 HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
-right names may have the wrong samples. This module computes from the lengths of the documents where each sample begins, and
-refuses an index that differs.
+right names may have the wrong samples. From the lengths of the documents, this module computes where each sample begins. It
+refuses an index whose samples begin elsewhere.
 """
 
 import json
@@ -115,7 +115,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
         elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():
-            # in a sound blend, each count is closer to its share of the samples
+            # in a sound blend, the count of each data set differs less from its share
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend

@@ -51,9 +51,9 @@ class MegatronGptLayout(Layout):
       reset_attention_mask: Whether a segment ends after each EOD. None means false in variant "megatron", else true.
       reset_position_ids: Whether positions restart after each EOD. None means the value of `reset_attention_mask` in MaxText's
         variants, else false.
-      max_segments_per_row: MaxText's `packing_max_segments_per_sample`. A segment of at most `sequence_length` divided by
-        this number is joined with the next segment: with 8192 and 25, a segment of at most 327 tokens. 0 joins no segments.
-        None means 25 in MaxText's variants, else 0.
+      max_segments_per_row: MaxText's `packing_max_segments_per_sample`. A segment of at most
+        `sequence_length / max_segments_per_row` tokens is joined with the next segment. For 8192 / 25, that is a segment of at
+        most 327 tokens. 0 joins no segments. None means 25 in MaxText's variants, else 0.
       surplus: Share of additional rows that each data set of a blend has: 0.005 means 0.5 % more. Megatron-core calls it
         `mid_level_dataset_surplus`.
       document_split: Shares of the subsets "train", "valid" and "test" in the documents of each data set, such as "99,1". It is

@@ -16,7 +16,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
 SORTS = ("avx512", "avx2", "baseline")
-"""Implementations of the sort. A CPU that can run one of them can also run those after it."""
+"""Implementations of the sort. A CPU that can run an implementation can also run all later ones."""
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 _dispatched = _umath.__cpu_dispatch__  # CPU features that this build of numpy uses only if the CPU has them

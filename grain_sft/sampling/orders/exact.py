@@ -73,7 +73,7 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
-        "epoch": 0}. "orders" is the version of the file format. If a file has a header with other values, it is made again.
+        "epoch": 0}. "orders" is the version of the file format. A file with other values in the header is made again.
       generator: Name and seed of the generator, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
     """

@@ -40,7 +40,7 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     if has_every_row(num_rows):
         return _library_rows(indices, last, bits, key, rounds)
     chosen = key % num_rows
-    # `% last` only matters if `chosen` is `last`: then any valid index will do, because the next line replaces its row
+    # if `chosen` is `last`, `% last` replaces it by 0: any valid index will do, because the next line replaces the row
     rows = _library_rows(np.where(indices == last, chosen % last, indices), last, bits, key, rounds)
     return np.where(indices == chosen, last, rows)
 

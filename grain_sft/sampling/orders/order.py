@@ -31,8 +31,8 @@ class Costs(NamedTuple):
 
     Attributes:
       rows: Function that returns the cost of each row, int64 [num_rows].
-      cuts: Function of an epoch that returns the first index of each of its steps, then the index after the last row read:
-        int64 [steps + 1].
+      cuts: Function of an epoch that returns int64 [steps + 1]: the first index of each step of the epoch, then the index after
+        the last row that a step reads.
     """
 
     rows: Callable[[], Ints]
@@ -45,8 +45,8 @@ class Order:
 
     Args:
       make: Function `make(num_rows, *, seed, cache_dir)` that returns the `RowsAt` of `num_rows` rows; with `by_cost`, it also
-        takes `costs: Costs`. It raises a `SamplerError` for a `num_rows` or seed that it refuses. Every epoch has each row
-        once, except in order `random`.
+        takes `costs: Costs`. It raises a `SamplerError` for an invalid `num_rows` or seed. Every epoch has each row once,
+        except in order `random`.
       host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
       sequential: Whether rows are read in ascending order, without a seed.
