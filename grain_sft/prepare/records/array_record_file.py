@@ -94,7 +94,7 @@ def _is_object(record: bytes) -> bool:
 
 
 def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:
-    """Return `count` records of `part`, from record `first` of the file on, counted from 0."""
+    """Return `count` records of `part`. The first of them is record `first` of the file, from 0."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     where = f"{path}: bytes {part.start} to {part.stop}"
@@ -156,7 +156,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
-        # Riegeli's formula; from byte 64 of a block on, 65,472 bytes fill the block, and one byte more needs a header
+        # Riegeli's formula. For example, 65,472 bytes of data from byte 64 of a block on fill it; one byte more needs a header.
         num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
         data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
         end = max(data_end, _least_end(begin, records))

@@ -47,7 +47,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
         for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
-        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # only a file's first unit has it
+        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # of a file, only the first unit has the magic
         for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
             yield from rows_of(batch)
@@ -67,7 +67,7 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as dicts without None, which stands for an absent key."""
+    """Yield the rows of a record batch as dicts. A null in the batch means that the key is absent, so it is left out."""
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):

@@ -21,9 +21,9 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of most other files
-MANY_BLOCKS = 1024  # most blocks in a file of lines with units of one block
-_TAIL = 1 << 14  # bytes read at first after a unit, to find the end of the unit's last line
+MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; a part of another file, except Parquet, has at least 8 MiB
+MANY_BLOCKS = 1024  # a file of plain lines has units of 1 MiB if the file has at most 1 GiB
+_TAIL = 1 << 14  # bytes of the first read after a unit, to find the end of the unit's last line
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
 SCAN_THREADS = 8  # threads that open files
@@ -142,7 +142,7 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the number and the content of each record of a unit. The content is a RecordError if it can't be decoded.
+    """Yield the number and the content of each record of a unit. If a record can't be decoded, its content is a RecordError.
 
     Blank lines are skipped but counted.
 
@@ -185,9 +185,9 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit with the byte before them, and without it.
+    """Return the bytes of a unit twice: with the byte before the unit, and without it.
 
-    If the byte before is a newline, a line begins at the unit's first byte.
+    If the byte before the unit is a newline, a line begins at the unit's first byte.
     """
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
@@ -198,7 +198,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     """Return the bytes of the lines that begin in a unit, up to the end of the last line."""
     data, own_data = _read_unit(entry, unit)
     check_digest(entry.path, own_data, unit.digest)
-    # lines begin after newlines; the line after a newline that is the last byte of `data` belongs to the next unit
+    # a line begins after each newline; if the last byte of `data` is a newline, the line after it belongs to the next unit
     start = data.find(b"\n", 0, len(data) - 1) + 1 if unit.start else 0
     if unit.start and not start:
         return b""  # no line begins in the unit

@@ -21,10 +21,10 @@ _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "t
 """Keys of loss masks in the data of other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
-"""All keys of masks. Those outside `_MASKS` may mean something else, as in `"train": "ICE 71"`, so only true, false, 1 and 0
-are masks."""
+"""All keys of masks. A key outside `_MASKS` may mean something else, as in `"train": "ICE 71"`. Its value is a mask only if it
+is true, false, 1 or 0."""
 
-# Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
+# Keys of masks that can't become weights. The value `true` may mean "no loss", or the mask applies to parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _TURN_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ("system", "tool", "user", "assistant")}
 _TURN_KEYS = frozenset(("from", "value", "weight"))

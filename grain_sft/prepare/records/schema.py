@@ -27,7 +27,7 @@ class Schema(NamedTuple):
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can rename.
       turn_keys: Keys of a message, which `--schema` can rename.
-      signs: Keys that every record of this schema has, by which "auto" recognizes it. () if "auto" can't recognize it.
+      signs: Keys by which "auto" recognizes a record of this schema; () if "auto" can't recognize the schema by its keys.
     """
 
     parse: Callable[[Record], Conversation]
@@ -182,7 +182,7 @@ def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages.
 
     The responses may repeat the prompt. Messages that both responses begin with move to the prompt, which takes no loss.
-    If the responses are texts, the prompt may be Alpaca's. Texts without a prompt are plain documents.
+    If the responses are texts, the prompt may have Alpaca's keys. Texts without a prompt are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)

@@ -16,9 +16,9 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return `record` with its keys renamed by `keys`, {schema's key: file's key}.
+    """Return `record` with the keys of the schema instead of those of the file. `keys` is {schema's key: file's key}.
 
-    The schema's keys in `turn_keys` are renamed in each message, and its other keys in the record itself.
+    The keys in `turn_keys` are renamed in each message. Other keys are renamed in the record itself.
     """
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
@@ -68,7 +68,7 @@ def _option_for_texts(record: Record) -> str:
     text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
-        """Return the record's key for the first of `names` that it has, in any case; else ""."""
+        """Return the first of `names` that is a key of the record, as the record spells the key (such as "Text"); else ""."""
         return next((key for name in names for key in text_keys if key.lower() == name), "")
 
     prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)

@@ -83,7 +83,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text, or unchanged if it is not in the encoding. `text_of` refuses the bytes later."""
+    """Return `data` as text, or unchanged if `encoding` can't decode it. `text_of` refuses undecoded bytes later."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:

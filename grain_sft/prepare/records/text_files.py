@@ -23,8 +23,8 @@ _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an 
 # `*+` and `++` are possessive: the search does not backtrack.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""Token of an array: a whole string, a whole object without objects or lists, a bracket, a brace, a comma, or the quote at the
-start of a string that ends in later data. Whole objects as tokens make the reading of chats 3 times as fast.
+"""Token of an array: a whole string, a whole object without objects or lists, a bracket, a brace, a comma, or the first quote
+of a string that ends in later data. The reading of chats is 3 times as fast with whole objects as tokens.
 """
 
 
@@ -113,7 +113,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
         for end in _record_ends(data):  # noqa: B007
             records += 1
         if data[end : end + 1] == b"]":
-            # "[]" has no record, and "[1, ]" has two, of which the second is empty
+            # "[]" has no record; "[1, ]" has two records, and the second is empty
             if total or data[:end].strip(_SPACE):
                 yield _part(data, end, offset, records)
             _check_end(path, itertools.chain([bytes(data[end + 1 :])], pieces), offset + end + 1)

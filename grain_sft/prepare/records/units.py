@@ -39,7 +39,7 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file. None for a file of plain lines, because its units can begin at any byte.
+      parts: Parts of the file; None for a file of plain lines (uncompressed JSONL), which is cut into units without reading it.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version. Else "".
@@ -58,7 +58,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Unit(Part):
-    """Part of a file that one worker reads. In a file of plain lines, it has the lines whose first bytes are in [start, stop).
+    """Part of a file that one worker reads. In a file of plain lines, a unit has the lines that begin in [start, stop).
 
     Attributes:
       number: Number among the units of all inputs, from 0.
@@ -80,7 +80,7 @@ class Scanner:
 
     Args:
       path, size: The file, and its number of bytes.
-      least: Fewest bytes of content in a part, except the last. See `add`.
+      least: Fewest bytes of content (see `add`) in a part. The last part may have fewer.
       read: Function that is called with `position` before each read.
 
     Attributes:

@@ -17,7 +17,7 @@ _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
 _PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
-_REJECTED = ".rejected.jsonl"  # corpus `chats` has its rejected records next to it, in `chats.rejected.jsonl`
+_REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` has the rejected records of the corpus `chats`
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
@@ -92,7 +92,7 @@ def _files_of(folder: str) -> Sequence[str]:
 
 
 def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
-    """Refuse files of several splits. `folders_of` has the folders above each file, by its path."""
+    """Refuse files of several splits. `folders_of` has the folders above each file, by the path of the file."""
     examples: dict[str, str] = {}
     for path, folders in folders_of.items():
         first_word = re.split("[-_.]", files.name_of(path))[0]
@@ -117,7 +117,8 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a local folder.
 
-    `folders` leads from the input folder to `folder`. A link to one of the real paths `above` would make the search endless.
+    `folders` leads from the input folder to `folder`. `above` has the real paths of the folders above `folder`. A link to one
+    of them is refused, because it would make the search endless.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:

@@ -103,9 +103,10 @@ class Chat(Template):
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
-        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends it, and EOS.
+        """Return the index at which a turn ends. The content of the turn ends at `stop`.
 
-        A control token that the text of the next message spells does not end the turn.
+        The turn includes the control token or markup that ends it, and an EOS after that. A control token that the text of the
+        next message spells does not end the turn.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings

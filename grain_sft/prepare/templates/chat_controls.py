@@ -82,7 +82,7 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`. In chats with the same roles, the text is often the same."""
+    """Return `find(text)`. The cache is useful because chats with the same roles often have the same `text`."""
     return find(text)
 
 

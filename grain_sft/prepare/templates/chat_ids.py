@@ -48,7 +48,7 @@ class Encoder(abc.ABC):
 
         Args:
           text: The rendered chat.
-          spans: Spans of its characters that take loss.
+          spans: Spans of the characters that take loss.
           expected: Control tokens that the template writes.
           plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 
@@ -68,7 +68,7 @@ class Encoder(abc.ABC):
         if unexpected and len(controls) >= len(expected.controls):
             number, start, stop = unexpected[0]
             raise UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
-        # too few control tokens: one of the template's was merged with the text of a message
+        # too few control tokens: a control token of the template was merged with the text of a message
         raise UnexpectedControlError("changes a special token that the chat template writes")
 
 
@@ -119,7 +119,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens, without spaces at their ends."""
+        """Return the encoding, its ids, and its control tokens. The span of a control token excludes spaces at the ends."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -147,7 +147,7 @@ class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
     These libraries never make control tokens of text. Whitespace after the template's last EOS is left out. If the template
-    writes no EOS at the end, one is added. It takes loss if it ends a turn that takes loss.
+    writes no EOS at the end, the encoder adds an EOS. The added EOS takes loss if it ends a turn that takes loss.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -175,7 +175,7 @@ class ChatPieces(Encoder):
                 loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
         adds_eos = not ends_in_eos and eos is not None
         if adds_eos:
-            # the last turn takes loss, and no control token ends it
+            # whether the last turn takes loss, and no control token ends the turn
             ends_turn = bool(spans) and not text[spans[-1][1] :].strip() and starts[-1] < spans[-1][1]
             tokens.append(eos)
             loss.append(np.array([ends_turn]))
@@ -201,7 +201,7 @@ class ChatPieces(Encoder):
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
     """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span.
 
-    Only the tokens at the ends of spans are looked up: the offsets of all tokens take half as long as the tokenization.
+    Only the tokens at the ends of spans are looked up, because to read all offsets takes half as long as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:

@@ -37,7 +37,7 @@ class RenderedChat:
     def contents(self) -> Spans | None:
         """Span of each message's content. None if a message has other keys, or the template changes a content.
 
-        Only whitespace at the ends of a content may differ.
+        A template may trim whitespace at the ends of the contents.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -86,7 +86,7 @@ def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turn
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
     """Return the spans of the contents in `text`: [(3, 5)] for "<u>Hi</u>" and `around` ["<u>", "</u>"].
 
-    The contents may be trimmed. Return None if they and `around` don't make up `text`.
+    The template may have trimmed the contents. Return None if `around` and the contents don't make up `text`.
     """
     if around is None:
         return None
@@ -102,9 +102,10 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
     """Return the span of one turn; None if the template leaves the turn out.
 
-    The chat is rendered with a mark in place of the content. The span is between the texts around the mark. If the template
-    writes other text around the content, two shorter chats are rendered. The span starts after the messages before the turn and
-    a prompt such as "<|im_start|>assistant". It stops after the messages up to the turn, without the token that ends the turn.
+    First, the chat is rendered with a mark in place of the content. The span is between the texts before and after the mark. If
+    the chat lacks one of these texts, a shorter chat is rendered. To find the start, it has the messages before the turn and a
+    prompt such as "<|im_start|>assistant". To find the stop, it has the messages up to the turn. The span does not include the
+    token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -138,9 +139,9 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return messages to render in place of `message`, with mark 0 as content. The second has mark 1 as thoughts.
+    """Return one or two messages to render in place of `message`. They have mark 0 as content.
 
-    Without thoughts, a template may write "<think></think>".
+    If `message` has thoughts, the second has mark 1 as thoughts, because a template may write "<think></think>" for the first.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

@@ -99,7 +99,7 @@ class ChatTemplate:
     def end_with_eos(self, text: str, end: int) -> int:
         """Return the end of an EOS that follows the turn's last token, as in Cohere's template; else `end`.
 
-        If EOS and BOS are the same token, it may begin the next turn, so it does not count.
+        If EOS and BOS are the same token, the token may begin the next turn, so it does not count as EOS.
         """
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
@@ -112,7 +112,7 @@ class ChatTemplate:
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the content of the turn text[start:stop], without whitespace and the token that ends the turn."""
+        """Return where the content of the turn text[start:stop] ends: before whitespace and the token that ends the turn."""
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
@@ -120,8 +120,8 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        The token after an earlier turn may end that turn, as `<|im_end|>` does, or begin the next one, as `[INST]` does. It
-        counts as an end if it also follows the user's turns.
+        The token after an earlier turn may end that turn, as `<|im_end|>` does, or begin the next turn, as `[INST]` does. The
+        token counts as an end if it also follows the user's turns.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]

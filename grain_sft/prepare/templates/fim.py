@@ -53,11 +53,11 @@ class FillInTheMiddle:
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the parts of a text and the special tokens between them. Only the text and the options decide them."""
+        """Return the parts of a text and the special tokens between them. The same text and options make the same pieces."""
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text. `draws` yields draws for the text, then for each fragment that is not left out.
+        """Return the pieces of a text. `draws` yields the draws of the text, then those of each fragment that is not left out.
 
         Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
         changed text has no empty fragments except the last. The example becomes "a<S>b<S>".
@@ -80,7 +80,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or a fragment. The probability that its middle moves to the end is `rate`."""
+        """Return the pieces of a text or a fragment. `rate` is the probability that the middle moves to the end."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):

@@ -57,7 +57,7 @@ class PrimerTokenizer(Protocol):
 def render_chat_sft(
     tokenizer: PrimerTokenizer, messages: Sequence[Mapping[str, Any]], *, add_final_eot: bool = True
 ) -> tuple[list[int], list[int]]:
-    """Return the token ids of a conversation, and their labels: the token's own id, or -100 where it takes no loss.
+    """Return the token ids of a conversation, and a label for each token: the id, or -100 if the token takes no loss.
 
     Args:
       tokenizer: Tokenizer of the contents.

@@ -146,7 +146,7 @@ RENDER_IT = "Choose a Jinja template that renders it (--template FILE.jinja)."
 
 
 def unread(key: str) -> str:
-    """Return the fix, for an error message, if the template does not render a key of a record."""
+    """Return the last sentences of an error message about a key of a record that the template does not render."""
     return f"{RENDER_IT} To ignore it: --schema 'chat:{key}='."
 
 
@@ -224,8 +224,8 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 class SpecialText:
     """Finder of special tokens in text.
 
-    `find` first looks for the first characters of the tokens. That takes 0.2 ns for each character of the text, and a search
-    for `pattern` up to 13 ns.
+    `find` first looks for the first characters of the tokens. This check takes 0.2 ns for each character of the text. A search
+    for `pattern` takes up to 13 ns for each character, so `find` searches only if the check finds something.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:

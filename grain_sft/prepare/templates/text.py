@@ -35,7 +35,7 @@ class Text(PiecesTemplate):
             if form is not None and not unicodedata.is_normalized(form, text):
                 problem = f"{name}: {text!r} is not {form}, so no normalized text has it"
                 raise PrepareError(f"{problem}. Leave out normalize.")
-        # texts must not spell special tokens, except `fim_split_sample`, which divides them
+        # texts must not spell special tokens, except `fim_split_sample`, which divides a text into parts
         self.special = SpecialText(self.special.spellings - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)

@@ -25,7 +25,7 @@ _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for 
 U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
-_GUARD = "\0"  # of `renamed`; no text has this character, because records with NUL are refused
+_GUARD = "\0"  # for `renamed`; texts never have this character, because records with NUL are refused
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -152,7 +152,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _cuts(self) -> re.Pattern[str] | None:
-        """Pattern of places where a cut keeps the ids; None if there are none."""
+        """Pattern of the places where a long text can be cut; None if no place is safe. See `huggingface_cuts`."""
         return huggingface_cuts.cuts_of(json.loads(self.plain.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:

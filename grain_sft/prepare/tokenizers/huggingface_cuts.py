@@ -23,7 +23,7 @@ CUT_CHARACTERS = 1 << 18  # minimum number of characters of a piece; the last pi
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
-_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # in added tokens that a cut would divide
+_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # a cut could divide an added token that matches
 
 # letters except small ones, and letters except capitals; both with combining marks, as in the pattern of GPT-4o
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -45,7 +45,7 @@ _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     """Return a pattern whose matches end where a text may be cut. Return None if a cut could change the ids.
 
-    `content` is the parsed result of the library's `to_str`. The user's own tokenizer.json may lack keys.
+    `content` is the parsed result of the library's `to_str`, because the user's own tokenizer.json may lack keys.
     """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]

@@ -1,7 +1,7 @@
 """Errors for characters that have no token in a `tokenizer.json`.
 
 If a BPE model declares no `unk_token`, the library leaves out characters without a token. If the declared `unk_token` is not in
-the vocabulary, the library raises an error. So `refuse` declares such a token.
+the vocabulary, the library raises an error. So `refuse` declares an `unk_token` that is not in the vocabulary.
 """
 
 import json
@@ -16,8 +16,8 @@ _ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
     """Change a parsed tokenizer.json to refuse characters without a token. Return whether it was changed.
 
-    A byte-level model with tokens for `all_bytes`, the characters of the 256 bytes, can encode any text. But with a prefix or
-    suffix of subwords, it looks up bytes as "##x" or "x</w>", which may have no tokens.
+    A byte-level model with tokens for `all_bytes`, the characters of the 256 bytes, can encode any text, so it stays unchanged.
+    A model with a prefix or suffix of subwords looks up "##x" or "x</w>" for a byte, and may lack this token.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])

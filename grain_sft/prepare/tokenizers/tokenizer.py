@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 
-CHAT_TEMPLATE = "chat_template.jinja"  # file of a directory's own chat template
+CHAT_TEMPLATE = "chat_template.jinja"  # file of the chat template in a tokenizer's directory
 
 MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
-"""Spellings of control tokens, such as `<|eot|>`, even if their tokenizer declares them ordinary."""
+"""Spellings of control tokens, such as `<|eot|>`. A token so spelled is a control token even if it is declared ordinary."""
 
 Offsets = npt.NDArray[np.int64]
 
@@ -31,7 +31,7 @@ class Tokenizer(abc.ABC):
       sha256: Hash of all files of the tokenizer and its chat template (`hash_files`).
       special_tokens: Ids of the special tokens, by spelling.
       control_ids: Ids of all special tokens except the one for unknown characters. No text may become such a token.
-      empty_ids: Ids that the tokenizer's own encoding, but not `encode`, adds even to an empty text, such as BOS.
+      empty_ids: Ids that the tokenizer's library makes of an empty text, such as BOS. `encode` does not add them.
       template_variables: Variables of chat templates, such as `bos_token`.
       chat_template: The tokenizer's own Jinja template; None if it has no template.
 

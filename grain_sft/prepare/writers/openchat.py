@@ -1,9 +1,9 @@
 """Writer of format openchat: the Parquet files of OpenChat's `generate_dataset`, `openchat.train.parquet` and
 `openchat.eval.parquet`.
 
-Each row of a file is a document. Labels and weights are shifted one place to the left, so the columns lack the weight of the
-document's first token. If such a weight is not 0, the file `openchat.train.first_weights.bin` or
-`openchat.eval.first_weights.bin` has all of them as float32.
+Each row of a file is a document. Labels and weights are shifted one place to the left, so a row lacks the weight of the
+document's first token. If the first token of any document has a weight other than 0, `openchat.train.first_weights.bin` or
+`openchat.eval.first_weights.bin` has the weight of every document's first token as float32.
 """
 
 import json
@@ -60,7 +60,7 @@ def write(plan: Plan, task: Task) -> None:
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
     """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
     starts = np.cumsum(block.lengths) - block.lengths
-    # an empty document at the end starts after the last token
+    # the appended weight is for an empty document at the end, which starts after the last token
     weights = np.append(block.loss.astype("<f4"), np.float32(0))
     return np.where(block.lengths > 0, weights[starts], np.float32(0))
 

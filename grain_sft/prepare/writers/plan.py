@@ -39,7 +39,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of one split. `truncated` is the number of documents that lost the `cut_tokens` tokens."""
+    """Counts of one split. `truncated` counts documents that were cut. `cut_tokens` counts the tokens that were cut off."""
 
     documents: int = 0
     tokens: int = 0
@@ -82,7 +82,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, whole, in blocks."""
+        """Yield the whole documents of a task in blocks, with the tokens that belong to other parts."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
@@ -172,7 +172,7 @@ class Format:
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open new files, which appear under their names when the context ends, the first file last."""
+    """Open new files. They appear under their names when the context ends, and the first file appears last."""
     with contextlib.ExitStack() as stack:  # closes the files in the opposite order
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
