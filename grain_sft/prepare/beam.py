@@ -200,7 +200,7 @@ def _plan(shared: str) -> Plan:
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
-    """Return Beam's options. Raise a PrepareError if one is unknown or invalid."""
+    """Return Beam's options. Raise a PrepareError if an option is unknown or invalid."""
     pipeline_options = beam.options.pipeline_options
     parsers: list[Any] = []
     printed = io.StringIO()

@@ -45,7 +45,7 @@ def convert(
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
       output: Folder that does not exist, is empty, or has an earlier output (see `overwrite`).
       format: Name of the output's format in `FORMATS`, or package.module:Name.
-      tokenizer: Path of the corpus's tokenizer. The default is the tokenizer in the corpus's folder, if there is one.
+      tokenizer: Path of the corpus's tokenizer; by default, the tokenizer in the corpus's folder, if the folder has one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one token file, for format olmo.

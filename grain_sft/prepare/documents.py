@@ -21,7 +21,7 @@ from grain_sft.storage import files
 
 BLOCK_TOKENS, BLOCK_DOCUMENTS = 1 << 20, 4096  # see `in_blocks`
 BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
-GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
+GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks; they take 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
 """Numbers of documents in the order of the inputs, int32 or int64. Dropped documents have numbers, rejected records do not."""

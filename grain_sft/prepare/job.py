@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Renderer):
-    """Preparation of scanned inputs. Worker processes receive it as JSON.
+    """Preparation of scanned inputs. Worker processes receive the job as JSON.
 
     Attributes:
       output: Local or remote folder of the corpus.
@@ -60,7 +60,7 @@ class Job(Renderer):
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides the output. The manifest contains it."""
+        """JSON object of all that decides the output. The manifest contains these items."""
         names = ("path", "size", "records", "digest")
         inputs = [{name: getattr(entry, name) for name in names} for entry in self.inputs]
         request, tokenizer = self.request.as_dict(), self.tokenizer.description()

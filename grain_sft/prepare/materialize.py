@@ -78,7 +78,7 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """See `Target.begin`. Replace unfinished work on other rows, but not in a bucket: its files are in the output."""
+        """See `Target.begin`. Replace unfinished work on other rows. In a bucket, that work is in the output, so refuse it."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -136,7 +136,7 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]
-        if not files.exists(paths[0]):  # of the files of a shard, this file appears last
+        if not files.exists(paths[0]):  # `whole_files` makes the first path appear last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
     # `corpus.sources` raises an error unless the corpus's file of sources has one source for each document

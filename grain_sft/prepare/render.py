@@ -98,7 +98,7 @@ class Renderer:
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the uncut document of each conversation, or the RecordError if it can't be rendered."""
+        """Return the uncut document of each conversation, or the RecordError of a conversation that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
         # With `empty` "keep", a response without text has BOS and EOS. Template text refuses "keep" without BOS and EOS.

@@ -74,7 +74,7 @@ class Target:
         """Make the corpus if it is not finished. Return its manifest, with "already": True if this call made nothing.
 
         Args:
-          identity: JSON object of all that decides the corpus. Its "key" is a hash of the rest.
+          identity: JSON object of all that decides the corpus. The item "key" is a hash of the other items.
           make: Function that writes the corpus and returns its manifest.
           overwrite: Whether to replace another corpus, finished or not.
           wait: Whether to wait for another process that makes the same output.
@@ -82,7 +82,7 @@ class Target:
         manifest = self.finished(identity, overwrite=overwrite)
         if manifest is None:
             with self._locked(wait=wait):
-                # another process may have made the corpus before this one got the lock
+                # another process may have made the corpus before this process got the lock
                 manifest = self.finished(identity, overwrite=overwrite)
                 if manifest is None:
                     self.begin(identity, overwrite=overwrite)
@@ -154,7 +154,8 @@ class Target:
             with exclusive(fd, in_use, wait=wait) as is_held:
                 if not is_held or is_at(fd, lock):
                     yield
-                    return  # otherwise, another process discarded the folder before this one got the lock
+                    return
+                # another process discarded the folder before this process got the lock, so try again
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`. Replace other work if `overwrite`, else raise an error."""

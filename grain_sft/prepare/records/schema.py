@@ -54,7 +54,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     name, keys = check_schema(schema)
     if name == "auto":
         name = _detect(record)
-        if name == "chat":  # other schemas that `messages` may name have the same keys
+        if name == "chat":  # the schemas that `messages` may name have the same keys as chat
             name = check_schema(messages)[0]
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record

@@ -14,7 +14,7 @@ from grain_sft.prepare.records.units import Part, ReadReport
 MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is probably a mistake
 BOM = b"\xef\xbb\xbf"
 
-# Kinds of files that can't be read if they are compressed, by their first bytes.
+# First bytes and names of the kinds of files that are refused if they are compressed.
 _ROW_FILES = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
@@ -98,7 +98,7 @@ def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Pa
 def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     """Yield the parts of an array. Its brackets, and the commas between parts, are in no part."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
-    while not (offset := data.find(b"[") + 1):  # `offset` is that of the byte after the opening bracket
+    while not (offset := data.find(b"[") + 1):  # offset of the byte after the opening bracket
         data += next(pieces)
     del data[:offset]
     total = 0  # records of the parts before `data`

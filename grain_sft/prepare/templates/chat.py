@@ -87,9 +87,9 @@ class Chat(Template):
 
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
-        # tuples: name of what is left out, messages without it, tools without it, fix
+        # tuples of (name of what a shorter chat lacks, messages of the shorter chat, tools of the shorter chat, fix)
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
-        # Qwen 3's template reads thoughts, but leaves out those of earlier turns
+        # Qwen 3's template reads thoughts, but leaves out the thoughts of earlier turns
         read_keys, _ = self._chat.literals
         if read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
@@ -174,7 +174,7 @@ def _without(messages: Messages, keys: Sequence[str]) -> Messages:
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of the messages `turns`. `spans` has those of all the assistant's turns."""
+    """Return the spans of the messages `turns`. `spans` has the spans of all turns of the assistant."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans

@@ -161,6 +161,6 @@ def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[
     content = by_mark["0"]
     first = content
     if thought := by_mark.get("1"):
-        # the <think> before the thoughts is the assistant's, too
+        # the <think> before the thoughts belongs to the assistant's text, too
         first = _THINK_BEFORE.search(rendered[: thought.start()]) or thought
     return rendered[: first.start()], rendered[content.end() :]

@@ -35,7 +35,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, without names that begin with an underscore: with them, a template could leave the sandbox."""
+    """Jinja's namespace. Names that begin with an underscore are refused: they would let a template leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`

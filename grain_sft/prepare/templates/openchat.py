@@ -54,7 +54,7 @@ class OpenChat(PiecesTemplate):
         return pieces
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. With `seq_level_weight`, divide each weight by its number of tokens."""
+        """See `PiecesTemplate.document`. With `seq_level_weight`, divide a weight by the number of tokens that get it."""
         if self.chosen.seq_level_weight:
             pieces = list(pieces)
             # From the end, every three pieces are a message: prefix, text and end of turn. Pieces before the first message have

@@ -32,7 +32,7 @@ _MISTAKES = (
     (rb"\s*\[|" + _JSON, "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or its directory."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files given by mistake: pattern of their first bytes, and end of the error message. The first match counts."""
+"""Files that users give by mistake: pattern of the first bytes, and end of the error message. The first match counts."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:

@@ -6,7 +6,7 @@ Because the library encodes each word alone, the pieces have the ids of the whol
 
 - The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
 - The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. No alternative matches both the
-  letter before a cut and the space after it. No alternative has a lookbehind. Only those for spaces have a lookahead.
+  letter before a cut and the space after it. No alternative has a lookbehind. Only alternatives for spaces have a lookahead.
 - The pre-tokenizer adds nothing at the cut. With `add_prefix_space`, texts are cut only before spaces.
 - No added token contains a letter and then a space, or ends in a letter and takes the spaces after it (`rstrip`).
 
@@ -25,7 +25,7 @@ _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
 _SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # a cut could divide an added token that matches
 
-# letters except small ones, and letters except capitals; both with combining marks, as in the pattern of GPT-4o
+# two classes in the pattern of GPT-4o: all letters but small letters, and all letters but capitals, with combining marks
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = (
     *(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'(?i:[sdmt]|ll|ve|re)", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),

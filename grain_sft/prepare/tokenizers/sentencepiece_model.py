@@ -69,7 +69,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays, which is 5 % faster."""
+        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays. These are 5 % faster than lists."""
         if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):  # an older version
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
