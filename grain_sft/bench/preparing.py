@@ -17,7 +17,7 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
-# The programs are `_COMMON + _MEMORY` and `_COMMON + _SPEED`, after imports and the function `memory` from `run_program`.
+# The programs are `_COMMON + _MEMORY` and `_COMMON + _SPEED`. `run_program` adds imports and the function `memory` before them.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare

@@ -18,7 +18,7 @@ PACKING = (
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
 NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
-"""By option of `pack`: other options that are errors without this option."""
+"""Options of `pack`, each with the options that need it: `--materialize` needs `--algorithm`."""
 
 
 def index(parser: Parser) -> None:

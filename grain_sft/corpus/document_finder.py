@@ -69,8 +69,8 @@ class DocumentFinder:
 
         Raises:
           CorpusFileError: A file is missing, is not the file that was indexed, or changed since `content` was computed.
-          CorpusError: A boundary file is damaged or does not match the tokens, or the corpus has neither boundary files nor
-            `eos_token_id`.
+          CorpusError: A boundary file is damaged or does not match the tokens, or EOS tokens are needed and the
+            corpus has no `eos_token_id`.
         """
         key = self.content
 
@@ -127,10 +127,10 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
     stop = np.concatenate(stops)
     # A document begins at the end of its predecessor, or at the start of its shard.
     start = np.append(0, stop)[:-1]
-    # For each shard, the first document that ends after the shard's start. If shard 3 has no EOS, this is the same document for
-    # shards 3 and 4. NumPy assigns in order, so the document begins at the start of shard 4.
+    # For each shard, the first document that ends after the shard's start
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)
+    # If shard 3 has no EOS, shards 3 and 4 have the same first document. The last assignment, for shard 4, takes effect.
     start[first_documents[has_document]] = shard_starts[has_document]
     highest = min(highest, np.iinfo(np.int64).max)  # callers store int64, and a uint64 token may be larger
     hashes = list(map(hashing.joined, block_hashes))

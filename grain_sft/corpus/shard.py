@@ -95,7 +95,7 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
       pieces: Function that returns where the tokens are stored, for the error message. It returns three arrays, int64 [pieces]:
         the shard of each piece, its token offset in the shard, and its first index in the flattened `tokens` (ascending).
     """
-    # As an unsigned integer, a negative token is above `highest`. Tokens of 4 bytes that were cast to int32 are cast back.
+    # Read as unsigned integers, negative tokens are in the upper half of the range. Tokens cast from uint32 are cast back.
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)

@@ -133,7 +133,7 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. Each range of `ContextOrder.sources` is inside one of `blocks`."""
+        """See `Placement.part`. Each range of columns that `sources` returns is inside one of `blocks`."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])
@@ -184,7 +184,7 @@ class LoaderPlacement(Placement):
     def __init__(
         self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]
     ) -> None:
-        self._sources = order.sources(0, shape[1], shape[1])  # ranges of columns of the batch, in the array's order
+        self._sources = order.sources(0, shape[1], shape[1])  # joined, these columns of the batch make the array's
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
@@ -194,7 +194,7 @@ class LoaderPlacement(Placement):
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         row_of_slot = np.zeros(shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
-        self._rows_read: dict[int, slice] = {}  # by index in `devices`: part of `reads`
+        self._rows_read: dict[int, slice] = {}  # the slots of a device in `reads`, by index in `devices`
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)

@@ -123,8 +123,8 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines of tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # columns of the tokens in `line`, and of brackets that do not begin the line
-    most = width - (0 if colour else 2)  # the 2 columns are for brackets that begin the line
+    used = 0  # columns of `line`, without the pair of brackets whose ⟦ begins it
+    most = width - (0 if colour else 2)  # without colour, 2 columns are kept for that pair
     for cell in cells:
         # a token wider than a line is divided into parts of `size` characters, which take at most two columns each
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)

@@ -195,7 +195,7 @@ def prepare_manifest(shard: str) -> str | None:
 
 
 def folders_of_split(home: str) -> list[str]:
-    """Return the folders that may have metadata of the split `home`: DIR/train and DIR, or only `home`."""
+    """Return the folders that may have metadata of the split in folder `home`. For DIR/train, these are DIR/train and DIR."""
     return [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
 
 
