@@ -66,7 +66,7 @@ def materialize(
             open_corpus(target.output, format="rows")
         except (CorpusError, OSError) as error:
             problem = f"{target.output}: holds these rows, but they are damaged"
-            raise LayoutError(f"{problem} ({error}) Remove the folder, and write them again.") from error
+            raise LayoutError(f"{problem}: {error} Remove the folder, and write them again.") from error
     return result
 
 

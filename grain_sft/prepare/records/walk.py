@@ -122,7 +122,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
-        raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")
+        raise CorpusFileError(f"{folder}: is a link to a folder above it. Remove the link, or name the files.")
     with files.reading(str(folder)):
         entries = [(entry, entry.is_dir()) for entry in folder.iterdir()]
     for entry, is_folder in entries:

@@ -101,7 +101,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             return str(loaded.get_chat_template())
         except ValueError as error:
-            raise CorpusError(f"{self._where}: {error} Give one with --chat-template.") from error
+            raise CorpusError(f"{self._where}: {str(error).rstrip('.')}. Give one with --chat-template.") from error
 
     @functools.cached_property
     def exact(self) -> Any:
