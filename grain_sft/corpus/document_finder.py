@@ -40,7 +40,9 @@ class DocumentFinder:
         if self._by_files:
             return content.hashes_of(boundary_files(corpus), self._hash_and_find)
         if corpus.eos_token_id is None:
-            raise CorpusError(f"{corpus.shards[0].path}: no file states where documents end. Give eos_token_id.")
+            unused = "`boundaries` or `bos_token_id` leaves the boundary files unused"
+            problem = unused if corpus.has_boundary_files else "no file states where documents end"
+            raise CorpusError(f"{corpus.shards[0].path}: {problem}. Give eos_token_id.")
         return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
     def _hash_and_find(self) -> list[str]:
