@@ -147,10 +147,10 @@ ADVICE = {
     "one is enough for longer steps": ([row(1, 0, 30, 20, 0.2), row(0, 2, 8, 0, 0)], 9, Choice(Setting(1, 4, 0), 50)),
     "one falls behind": ([row(1, 0, 11, 0.1, 0.1), row(2, 0, 6, 0.1, 0.1)], 9, Choice(Setting(2, 4, 0), 10)),
     "only workers": ([row(1, 0, 90, 80, 40), row(0, 2, 45, 35, 0)], 99, Choice(Setting(0, 4, 2), 50)),
-    "none, alike": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
+    "none, equal": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
     "none, one faster": ([row(1, 0, 90, 80, 40), row(2, 0, 60, 50, 10)], 99, Choice(Setting(2, 8, 0), None)),
 }
-"""Measured settings, the longest time of a batch in ms, and the advice: (threads, prefetch, workers), and the step in ms."""
+"""Each case has measured settings, the time of the slowest batch in ms, and the advice: a setting, and the step in ms."""
 
 
 @pytest.mark.parametrize(("rows", "slowest_ms", "expected"), ADVICE.values(), ids=ADVICE)
@@ -176,7 +176,7 @@ def test_failures_are_a_sentence_with_status_2_for_wrong_arguments_and_1_for_oth
     path = write_config(tmp_path / "config.json", windows(tmp_path))
     assert "--stage 2: expected at most 1, the last stage of the config." in failure("bench", path, "--stage", "2")[1]
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], ["--dir", path], [path]):
-        if words == [path]:
+        if words == [path]:  # the last case: the corpus has no row
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
         status, error = failure("bench", *words)
         assert status == 1 and re.match(r"grain-sft bench: (?!FileExistsError)", error), words

@@ -132,7 +132,7 @@ def test_what_cannot_be_answered_is_an_error(config, failure):
         assert status == 1 and words in error, arguments
 
 
-def test_options_that_do_not_apply_to_a_question_are_refused(config, failure):
+def test_a_trace_answers_one_question_and_refuses_options_that_do_not_apply_to_it(config, failure):
     usage = "--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | --find TEXT | --checkpoints [N]"
     for arguments, unused in (
         ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
@@ -142,6 +142,8 @@ def test_options_that_do_not_apply_to_a_question_are_refused(config, failure):
         status, error = failure("trace", config, *arguments.split())
         assert status == 2 and f"{arguments.split()[0]} does not use {unused}. Leave it out." in error, arguments
         assert f"usage: grain-sft trace ({usage}) config [options]\n" in error, arguments
+    assert failure("trace", config)[0] == 2
+    assert failure("trace", config, "--steps", "1:2", "--document", "3")[0] == 2
 
 
 def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
@@ -150,8 +152,6 @@ def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
     for name in ("trace.csv", "trace.jsonl"):
         assert failure("trace", config, "--steps", ":", "--output", tmp_path / name)[0] == 1
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
-    assert failure("trace", config)[0] == 2
-    assert failure("trace", config, "--steps", "1:2", "--document", "3")[0] == 2
 
 
 def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):

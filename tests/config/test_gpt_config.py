@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from batches import error_of, golden_values, load, write_config
-from episode_corpora import CHANGES, EOT, GPT_CONFIG, LENGTHS, write_dataset
+from episode_corpora import CHANGES, GPT_CONFIG, LENGTHS, write_dataset
 
 from grain_sft import Host
 from grain_sft.config.gpt_config import GPT_CONFIG as KEYS
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_batches_are_the_loaders(tmp_path, name, hosts):
-    """x, y and mask are compared past the end of the first epoch. The mask says which targets take loss, or their weights."""
+    """x, y and mask are compared past the end of the first epoch. The mask has the weight of each target, or else 1 or 0."""
     keys = {**GPT_CONFIG, **CHANGES[name]}
     if keys["batch_size"] % hosts:
         hosts = 5  # the run "short rows" has batches of 5 rows
@@ -46,15 +46,17 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
         else:
             mask = batch["targets_weights"] if name == "weights" else taken.astype(np.float32)
             np.testing.assert_array_equal(mask, expected["mask"][step])
-    assert np.size(expected["x"]) // len(x[0]) > sum(length >= keys["episode_min_tokens"] for length in LENGTHS)
+    assert sum(map(len, expected["x"])) > sum(length >= keys["episode_min_tokens"] for length in LENGTHS)
 
 
 def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):
-    pipeline = load({**GPT_CONFIG, "dataset_dir": str(data), "use_loss_mask": False, "block_size": 4})
+    """A whole row ends with the EOT. So padding must be another token, to tell these rows from those with padding."""
+    keys = {**GPT_CONFIG, "use_loss_mask": False, "block_size": 4, "pad_token_id": 777}
+    pipeline = load({**keys, "dataset_dir": str(data)})
     for step in range(3):
         batch = pipeline[step]
-        whole = batch["inputs_segmentation"].all(axis=1) & (batch["targets"][:, -1] != EOT)
-        assert (batch["targets_segmentation"][whole] == 1).all()
+        whole = batch["inputs_segmentation"].all(axis=1) & (batch["targets"][:, -1] != 777)
+        assert whole.any() and (batch["targets_segmentation"][whole] == 1).all()
 
 
 def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data, tmp_path, monkeypatch):
@@ -79,13 +81,13 @@ def test_sections_of_ours_replace_a_trainers_keys(data):
 
 
 def test_the_defaults_are_those_of_the_loader(data):
-    least = load({"batch_size": 6, "block_size": 16, "dataset_dir": str(data)})
-    defaults = {key: known.default for key, known in KEYS.items() if known.default is not REQUIRED}
+    smallest = load({"batch_size": 6, "block_size": 16, "dataset_dir": str(data)})
+    defaults = {key: option.default for key, option in KEYS.items() if option.default is not REQUIRED}
     stated = {**defaults, "batch_size": 6, "block_size": 16, "dataset_dir": str(data)}
-    assert least.data_key == load(stated).data_key
+    assert smallest.data_key == load(stated).data_key
     assert set(stated) == set(KEYS)
-    assert "seed=1337, order='episode'" in least.data_key and "last_batch='drop'" in least.data_key
-    assert "min_tokens=2" in least.data_key and not least.source.layout.corpus.has_loss
+    assert "seed=1337, order='episode'" in smallest.data_key and "last_batch='drop'" in smallest.data_key
+    assert "min_tokens=2" in smallest.data_key and not smallest.source.layout.corpus.has_loss
 
 
 def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
@@ -133,7 +135,7 @@ def test_a_mixture_replaces_the_dataset_dir(data, tmp_path, drop_last):
     assert [stream.name for stream in pipeline.sampler.streams] == ["a", "b"]
 
 
-def test_a_dataset_that_does_not_say_its_eot_needs_a_pad_id(tmp_path):
+def test_a_dataset_that_does_not_state_its_eot_needs_a_pad_id(tmp_path):
     folder = write_dataset(tmp_path / "data")
     (folder / "dataset_metadata.json").unlink()
     keys = {**GPT_CONFIG, "dataset_dir": str(folder)}

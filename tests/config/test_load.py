@@ -97,7 +97,7 @@ def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_director
     seeded = put(config, "sampler.seed", 9)
     expected = put(put(seeded, "layout.sequence_length", 4), "transforms", ["shift_targets"])
     same_batches(load(write_config(configs / "top.yaml", top)), load(expected))
-    monkeypatch.chdir(tmp_path)  # `inherits` starts here, but in a file first in its folder
+    monkeypatch.chdir(tmp_path)  # the base of a dict; for a file, its folder comes first
     dict_of_top = {"inherits": "configs/base.yaml", "sampler": {"seed": 9}}
     same_batches(load(dict_of_top), load(seeded))
     in_deep = write_config(configs / "deep" / "top.json", dict_of_top)

@@ -55,13 +55,13 @@ def test_a_source_has_other_files_from_a_step_on(paths, skipped):
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 80))])
 def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else(paths, seed):
-    """A source reads the rows of a path in order, and goes on where it stopped. So it is in stages and inner mixtures too."""
+    """Also in stages and inner mixtures, a source reads the rows of a path in order, and goes on where it stopped."""
     drawn = random.Random(seed)
     inner = {"weight": 2, "mixture": {"b": {"weight": 1, "path": paths["b"]}, "c": {"weight": 2, "path": paths["c"]}}}
     config, names = config_of(paths), {"a": "a", "b": "b"}
     if drawn.random() < 0.5:
-        inner["schedule"] = [{"step": drawn.randint(1, 9), "weights": {"b": 4}}] if drawn.random() < 0.5 else []
-        inner = {key: value for key, value in inner.items() if value != []}
+        if drawn.random() < 0.5:
+            inner["schedule"] = [{"step": drawn.randint(1, 9), "weights": {"b": 4}}]
         config["corpus"]["mixture"] = {"a": config["corpus"]["mixture"]["a"], "in": inner}
         names = {"a": "a", "in/b": "b", "in/c": "c"}
     schedule = [{"step": 3, "global_batch_size": 12}, {"step": 8, "weights": {"a": 5}}]
@@ -80,21 +80,22 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
         assert_same(plain[step], changed[step])
     orders = {path: load(config_of({**paths, "a": path})).sampler.streams[0] for path in paths.values()}
     # the path that each source has, and how many rows of each path have been read
-    have, read = {name: paths[own] for name, own in names.items()}, dict.fromkeys(paths.values(), 0)
+    current, read = {name: paths[own] for name, own in names.items()}, dict.fromkeys(paths.values(), 0)
     for step in range(24):
-        have |= {each["source"]: each["path"] for each in replaced if each["from"] == step and "path" in each}
+        current |= {each["source"]: each["path"] for each in replaced if each["from"] == step and "path" in each}
         assert len(changed.sampler.rows(step)) == len(plain.sampler.rows(step))
         for name, rows in streams_of(changed, [step]).items():
-            order = orders[have[name]]
-            places = read[have[name]] + np.arange(len(rows))
+            order = orders[current[name]]
+            places = read[current[name]] + np.arange(len(rows))
             expected = [
                 int(order.rows_at(epoch, np.array([at]))[0])
                 for epoch, at in zip(*np.divmod(places, order.source.num_instances), strict=True)
             ]
-            assert [row for _, row in rows] == expected and all(path.startswith(have[name]) for path, _ in rows)
-            read[have[name]] += len(rows)
+            assert [row for _, row in rows] == expected and all(path.startswith(current[name]) for path, _ in rows)
+            read[current[name]] += len(rows)
     # after a skip of 3 steps, each step has the batch that the run without the skip has 3 steps later
-    skip = {"skip": {"from": (first := drawn.randrange(12)), "steps": 3}}
+    first = drawn.randrange(12)
+    skip = {"skip": {"from": first, "steps": 3}}
     earlier = [{"replace": {**each, "from": each["from"] - 3 * (each["from"] >= first + 3)}} for each in replaced]
     if not any(first <= each["from"] < first + 3 for each in replaced):
         skipped = load({**config, "amendments": [skip, *earlier]})

@@ -27,7 +27,7 @@ CASES = {  # rows of a batch, tokens of a row, options of the sampler
 }
 
 
-def test_all_configs_are_tried_here():
+def test_every_config_is_a_case_and_names_its_schema():
     assert CASES.keys() == {path.name for path in CONFIGS.iterdir()}
     for path in CONFIGS.glob("*.yaml"):
         assert path.read_text().startswith("# yaml-language-server: $schema="), path

@@ -30,8 +30,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
     pipeline = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1))
     answers: dict[str, set[str]] = {}
     for line in (root / "corpus" / "chats.jsonl").read_text().splitlines():
-        asked, answered = json.loads(line)["messages"]
-        answers.setdefault(asked["content"], set()).add(answered["content"])
+        question, answer = json.loads(line)["messages"]
+        answers.setdefault(question["content"], set()).add(answer["content"])
     return Chat(pipeline, load_tokenizer(root / "corpus" / "tokenizer.model"), answers)
 
 

@@ -47,7 +47,7 @@ def test_text_is_the_same_twice_within_its_bound_and_without_repeats() -> None:
     assert len(texts) == len(entries) and 100_000 < sum(map(len, texts)) <= SMALL_TEXT
 
 
-def test_docstrings_that_are_no_text_or_repeated_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstrings_that_are_not_text_or_repeated_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docstrings = ["'NUL \\0.'", "'Half a pair \\ud800.'", "'  '", "'Same.'", "'Same.'", f"'{'Long. ' * 20_000}'"]
     for number, docstring in enumerate(docstrings):
         (tmp_path / f"m{number}.py").write_text(docstring)
@@ -69,13 +69,13 @@ def test_every_document_is_a_question_and_its_answer_and_only_the_answer_takes_l
         assert 0.5 < takes_loss.sum() / in_documents.sum() < 0.95
         for row, mask in documents(batch):
             text = chat.tokenizer.decode(batch["inputs"][row][mask].tolist())
-            asked, _, answered = text.removeprefix("<|usr|>").partition("<|eot|><|asst|>")
-            assert chat.tokenizer.decode(batch["targets"][row][mask & takes_loss[row]].tolist()) == answered
+            question, _, answer = text.removeprefix("<|usr|>").partition("<|eot|><|asst|>")
+            assert chat.tokenizer.decode(batch["targets"][row][mask & takes_loss[row]].tolist()) == answer
             assert batch["inputs_position"][row][mask].tolist() == list(range(mask.sum()))
-            if mask.sum() == SEQUENCE_LENGTH and not answered.endswith("<|eot|>"):
+            if mask.sum() == SEQUENCE_LENGTH and not answer.endswith("<|eot|>"):
                 cut += 1
             else:
-                assert answered.removesuffix("<|eot|>") in chat.answers[asked]
+                assert answer.removesuffix("<|eot|>") in chat.answers[question]
     assert cut < 20
 
 

@@ -104,7 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.pages
-def test_the_demo_says_what_it_trains_on_and_ends_with_equal_runs(finished: tuple[Path, str]) -> None:
+def test_the_demo_prints_what_it_trains_on_and_ends_with_equal_runs(finished: tuple[Path, str]) -> None:
     root, output = finished
     assert re.search(r"chat    [\d,]+ questions, .* \d\d% of the tokens are answers\n", output)
     assert re.search(r"rows    [\d,]+ of 256 tokens: \d\.\d conversations in a row, 0\.\d% padding", output)
@@ -114,7 +114,7 @@ def test_the_demo_says_what_it_trains_on_and_ends_with_equal_runs(finished: tupl
 
 
 @pytest.mark.pages
-def test_the_resumed_run_took_up_the_checkpoint_of_the_killed_one(finished: tuple[Path, str]) -> None:
+def test_the_resumed_run_continued_from_the_checkpoint_of_the_killed_one(finished: tuple[Path, str]) -> None:
     runs = finished[0] / "runs"
     logs = {path.name: (path / "log.jsonl").read_text().splitlines() for path in runs.iterdir()}
     steps = {name: [msgspec.json.decode(line)["step"] for line in lines] for name, lines in logs.items()}

@@ -59,11 +59,11 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
     batch = dict(chat.pipeline[0])
     takes_loss = batch["targets_segmentation"] != 0
     others = other_tokens(batch)
-    asked = {**batch, "targets": np.where(takes_loss, batch["targets"], others)}
-    answered = {**batch, "targets": np.where(takes_loss, others, batch["targets"])}
+    other_questions = {**batch, "targets": np.where(takes_loss, batch["targets"], others)}
+    other_answers = {**batch, "targets": np.where(takes_loss, others, batch["targets"])}
     loss, gradients = LOSS_AND_GRADIENTS(PARAMS, batch)
-    same_loss, same_gradients = LOSS_AND_GRADIENTS(PARAMS, asked)
-    assert loss == same_loss and loss != LOSS(PARAMS, answered)
+    same_loss, same_gradients = LOSS_AND_GRADIENTS(PARAMS, other_questions)
+    assert loss == same_loss and loss != LOSS(PARAMS, other_answers)
     assert_same(gradients, same_gradients)
 
 

@@ -20,7 +20,7 @@ ROOT = pages.DOCS.parent
 PACKAGE = Path(grain_sft.__file__).parent
 REFERENCE = pages.read("reference.md")
 INTERNAL = {"demo", "observers", "storage"}
-"""Rooms that only other rooms import."""
+"""Packages in grain_sft that only its other packages import."""
 PUBLIC = {
     found.name
     for found in pkgutil.iter_modules(grain_sft.__path__)
@@ -61,7 +61,7 @@ def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_p
     assert rooms <= PUBLIC and {f"grain_sft.{package}" for package in PUBLIC} <= set(MODULES)
 
 
-def test_every_public_function_and_class_of_the_package_says_what_it_is():
+def test_every_public_function_and_class_of_the_package_has_a_docstring():
     """Those that no page shows need a docstring, too: people who read the code see them."""
     silent = []
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -101,7 +101,7 @@ def text_of(path: Path) -> str:
 
 
 def parts_of(message: str) -> list[str]:
-    """Return the fixed texts of a message: it is split at punctuation marks, and at …, which stands for a value."""
+    """Return the fixed texts of a message: split at punctuation marks, and at …, which replaces a value."""
     return [part.strip() for part in re.split(r"…|[.:,;](?: |$)", message) if part.strip(" .")]
 
 

@@ -60,7 +60,7 @@ def start(program: str | Path, *arguments: object, **options) -> subprocess.Pope
 
 
 def run(program: str | Path, *arguments: object, timeout: float = 400, **options) -> str:
-    """Run such a child, and return what it prints. Its status must be 0."""
+    """Start a child, wait for its end, and return what it printed. Its status must be 0."""
     child = start(program, *arguments, **options)
     try:
         out, err = child.communicate(timeout=timeout)

@@ -53,7 +53,7 @@ def make_audit(folder=disk):
 
 MAKERS = dict(index=make_index, plan=make_plan, rows=make_rows, corpus=make_corpus, order=make_order, audit=make_audit)
 
-def become():
+def restrict():
     if limit:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -68,7 +68,7 @@ for name in sys.argv[5].split(","):
     if child:
         assert os.waitpid(child, 0)[1] == 0, name
         continue
-    become()
+    restrict()
     try:
         made = MAKERS[name]()
         outcome = f"made {{0 if made is None else len(made)}}"
@@ -146,7 +146,7 @@ def test_a_disk_that_gets_full_is_an_error_and_leaves_nothing_under_a_final_name
 
 @AS_ROOT
 def test_a_folder_that_is_read_only_is_an_error(data, open_folder):
-    """As the user nobody, since root may write everywhere."""
+    """The user nobody writes, since root may write everywhere."""
     disk = open_folder / "disk"
     disk.mkdir()
     disk.chmod(0o555)

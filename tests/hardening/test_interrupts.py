@@ -1,7 +1,7 @@
 """Ctrl-C at any moment ends a command with one line and status 130, and leaves no process and no half-written file.
 
-This command interrupts each command of the package 40 times, or as often as `GRAIN_SFT_INTERRUPTS` says, while four other
-processes keep the machine busy. It prints figures.
+This command interrupts each command of the package `GRAIN_SFT_INTERRUPTS` times, by default 40, while four other processes
+keep the machine busy. It prints figures.
 
     pytest -n0 -m heavy -s tests/hardening/test_interrupts.py
 """
@@ -145,13 +145,13 @@ sys.exit(Guard("test").run(command))
 def test_a_command_can_be_interrupted_at_every_moment(name, data, tmp_path):
     draw = random.Random(name)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    faults, slowest, number, late = [], 0.0, 0, COMMANDS[name][1]
+    faults, slowest, number, latest = [], 0.0, 0, COMMANDS[name][1]
     try:
         while number < COUNT:
-            delay, group = draw.uniform(0, late), draw.random() < 0.5
-            ended = interrupt(name, data, tmp_path / f"{number}-{late}", delay, group)
+            delay, group = draw.uniform(0, latest), draw.random() < 0.5
+            ended = interrupt(name, data, tmp_path / f"{number}-{latest}", delay, group)
             if ended is None:
-                late *= 0.9  # the command ended before the signal
+                latest *= 0.9  # the command ended before the signal
                 continue
             number += 1
             slowest = max(slowest, ended.seconds)
@@ -161,5 +161,5 @@ def test_a_command_can_be_interrupted_at_every_moment(name, data, tmp_path):
         for process in busy:
             process.kill()
             process.wait()
-    print(f"\n{name}: {number} interrupts within {late:.1f} s, {len(faults)} faults, slowest exit {slowest:.2f} s")
+    print(f"\n{name}: {number} interrupts within {latest:.1f} s, {len(faults)} faults, slowest exit {slowest:.2f} s")
     assert not faults

@@ -177,8 +177,9 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     prefix = write_megatron(whole / "megatron" / "a", [[tokens.tolist()] for tokens, _ in docs])
     megatron = grain_sft.open_corpus([prefix, prefix], split="2,3", subset="valid", eos_token_id=EOS)
     megatron.save(indexes / "megatron.json")
-    sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
-    manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
+    tokenizer = {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}
+    inputs = [{"path": name} for name in "abc"]
+    manifest = {"tokenizer": tokenizer, "inputs": inputs, "splits": {"train": {"documents": 40}}}
     for name in ("olmo", "episodes", "primer", "openchat"):
         (whole / name / "prepare.json").write_text(json.dumps(manifest))
     corpus = grain_sft.open_corpus(whole / "olmo")

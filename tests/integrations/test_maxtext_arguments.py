@@ -74,7 +74,7 @@ def test_without_maxtext_the_extra_is_named(config, capsys):
     assert "docs/maxtext.md" in capsys.readouterr().err
 
 
-def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
+def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_states_otherwise(config):
     other = write_config(config.with_name("other.json"), changed(config, epochs=3, last_batch="drop"))
     for path, expected in ((config, (1, "fill", 2)), (other, (3, "drop", 6))):
         pipeline = load_evaluation(str(path))

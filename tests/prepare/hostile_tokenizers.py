@@ -76,10 +76,10 @@ def _with_vocabulary() -> Iterator[Maker]:
     """Models with the control tokens in their vocabulary, and with a normalizer that can turn other characters into them."""
     strip = {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]}
     for name, special in (("t5", T5), ("xlmr", XLMR), ("t5_chat", (*T5, *CHATML)), ("xlmr_gemma", (*XLMR, *GEMMA))):
-        for way, normalizer in (("nfkc", {"type": "NFKC"}), ("strip", strip)):
+        for kind, normalizer in (("nfkc", {"type": "NFKC"}), ("strip", strip)):
             for normalized in (False, True):
                 content = _changed(unigram_json(special), {"normalized": normalized}, normalizer)
-                yield _huggingface(f"{name}_{way}_{normalized}", content, special, "</s>", "<unk>")
+                yield _huggingface(f"{name}_{kind}_{normalized}", content, special, "</s>", "<unk>")
     bert = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
     yield _huggingface("wordpiece", wordpiece_json(bert), bert, "[SEP]", "[UNK]")
 

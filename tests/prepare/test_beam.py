@@ -44,10 +44,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request_of(chats: Path | str, format: str = "olmo", **options: object) -> Request:
     datasets = (Dataset((f"{chats}/[0-4].jsonl",), "1.5"), Dataset((f"{chats}/[5-9].jsonl",)))
-    options = {"datasets": datasets, "part_bytes": 30_000, "shard_tokens": 20_000, **options}
-    return Request(
-        template="primer", tokenizer=f"{chats}/spm.model", format=format, val_frac=0.1, max_length=120, **options
-    )
+    options = {"datasets": datasets, "part_bytes": 30_000, "shard_tokens": 20_000, "max_length": 120, **options}
+    return Request(template="primer", tokenizer=f"{chats}/spm.model", format=format, val_frac=0.1, **options)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -112,7 +110,7 @@ UNKNOWN_OPTIONS = [
 
 
 @pytest.mark.parametrize(("arguments", "part"), UNKNOWN_OPTIONS)
-def test_options_that_beam_does_not_know_are_errors(chats, tmp_path, arguments, part, capsys):
+def test_unknown_options_of_beam_are_errors(chats, tmp_path, arguments, part, capsys):
     with pytest.raises(PrepareError, match=re.escape(part)):
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=arguments)
     assert not capsys.readouterr().err

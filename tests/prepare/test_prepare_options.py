@@ -206,7 +206,6 @@ def test_workers_import_templates_of_the_folder_and_name_their_exceptions(tmp_pa
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in `python -c` and in a notebook
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     request = dataclasses.replace(place.request(), template="own_templates:Fails")
-    with pytest.raises(
-        PrepareError, match=r"Fails: ZeroDivisionError: of the template \(.*own_templates.py:6\)\. Fix its"
-    ):
+    expected = r"Fails: ZeroDivisionError: of the template \(.*own_templates.py:6\)\. Fix its"
+    with pytest.raises(PrepareError, match=expected):
         place.prepare(request, workers=2)

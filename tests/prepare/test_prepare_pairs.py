@@ -146,7 +146,7 @@ NOT_PAIRS = [
 
 
 @pytest.mark.parametrize(("record", "options", "message"), NOT_PAIRS)
-def test_what_is_no_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
+def test_what_is_not_a_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
     with pytest.raises(GrainSftError, match=message):
         prepare(request_of([record], **options), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()

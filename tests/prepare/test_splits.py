@@ -54,8 +54,8 @@ def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
 
 def test_records_that_are_both_in_train_and_in_val_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     for amount, val_frac, repeated in (("1.0", 0.2, False), ("3.0", 0.0, False), ("3.0", 0.2, True)):
-        asked = request(val_frac=val_frac, amount=amount)
-        splits.split([np.arange(10)], np.ones(10, np.uint32), asked, splits.by_random_state)
+        mixed = request(val_frac=val_frac, amount=amount)
+        splits.split([np.arange(10)], np.ones(10, np.uint32), mixed, splits.by_random_state)
         assert ("an amount repeats records" in caplog.text) is repeated
 
 

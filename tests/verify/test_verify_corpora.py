@@ -27,7 +27,7 @@ def test_a_sound_corpus_is_sound(tmp_path, kind, full):
     assert ("duplicate_documents" in report.figures) == full
 
 
-def test_a_folder_of_two_splits_says_which_was_checked(tmp_path):
+def test_the_split_of_a_folder_that_was_checked_is_named(tmp_path):
     for split in ("train", "val"):
         write_olmo(tmp_path / "sft" / split, documents(20))
     (finding,) = (each for each in check(tmp_path / "sft").findings if "training split" in each.message)
@@ -95,7 +95,7 @@ def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["replaced", "shortened", "gone", "grown"])
-def test_files_that_are_not_what_an_index_says_are_all_named(tmp_path, change):
+def test_all_files_that_differ_from_their_index_are_named(tmp_path, change):
     root = write("olmo", tmp_path)
     grain_sft.open_corpus(root, eos_token_id=EOS).save(tmp_path / "index.json")
     assert check(tmp_path / "index.json", full=False).sound

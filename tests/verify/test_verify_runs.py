@@ -1,4 +1,4 @@
-"""`verify` finds faults of plans, configs, batches and materialized rows, and finds none where there is none."""
+"""`verify` finds faults of plans, configs, batches and materialized rows, and no fault in sound ones."""
 
 import dataclasses
 import gzip
@@ -69,7 +69,7 @@ PLAN_FAULTS = {
     "a document twice": (_twice, r"token \d+: is in two pieces of document \d+, one in row \d+"),
     "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
     "a piece outside its document": (_put("start", 5, 1), "but document"),
-    "a document that is not there": (_put("document", 5, 300), "its documents are 0 to 300, but the corpus has 300"),
+    "a document that does not exist": (_put("document", 5, 300), "its documents are 0 to 300, but the corpus has 300"),
     "a document that only the plan's counts have": (
         lambda arrays: (_put("document", 5, 300)(arrays), _put("counts", 0, 400)(arrays)),
         "is of document 300, but there are 300 documents",
@@ -82,18 +82,18 @@ PLAN_FAULTS = {
     "a column that is missing": (lambda arrays: arrays.pop("document"), "its document is missing or not"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
 }
-"""Changes of a plan's arrays, and what `verify` then says."""
+"""Changes of a plan's arrays, each with a pattern of the fault that `verify` then reports."""
 
 
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
-def test_a_plan_with_a_fault_is_found_out(tmp_path, layout, fault):
+def test_the_fault_of_a_plan_is_found(tmp_path, layout, fault):
     change, sentence = PLAN_FAULTS[fault]
     change_plan(layout, change, tmp_path / "mine.arrays")
     report = verify(tmp_path / "mine.arrays", corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
     assert not report.sound and re.search(sentence, sentences(report)), sentences(report)
 
 
-def test_fragments_of_a_document_are_no_duplicates(tmp_path):
+def test_fragments_of_a_document_are_not_duplicates(tmp_path):
     corpus = grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS)
     for options in ({"long_documents": "fragment"}, {"algorithm": "concat_then_split"}, {"algorithm": "multipack"}):
         layout = PackedLayout(corpus, 8, **options)
@@ -153,7 +153,7 @@ def test_all_sources_of_a_mixture_are_checked(tmp_path):
     assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(of(**mixture)))
 
 
-def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
+def test_a_damaged_plan_in_the_cache_is_found_by_a_check_of_its_config(config):
     """The plan moves one piece by a token: all rows can be read, but one has tokens from outside of its document."""
     path = config()
     layout = load(path).source.layout
@@ -162,7 +162,7 @@ def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
 
 
-def test_a_batch_that_is_not_aligned_is_found_out(config):
+def test_a_batch_that_is_not_aligned_is_found(config):
     whole = load(config(layout={"kind": "padded"}))[0]
     for key, place, value, sentence in (
         ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
@@ -180,7 +180,7 @@ def test_a_batch_that_is_not_aligned_is_found_out(config):
 
 
 @pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])
-def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
+def test_rows_whose_planes_do_not_fit_are_found(tmp_path, layout, plane):
     """A materialized row has its tokens first, and then three planes of one value for each token."""
     materialize(layout, tmp_path / "rows")
     assert check(tmp_path / "rows").sound
@@ -216,7 +216,7 @@ def test_exit_codes_and_json_state_the_result(tmp_path, config, capsys):
         assert status.value.code == 2
 
 
-def test_verify_knows_a_corpus_a_config_and_a_plan_by_name_and_content(tmp_path, config):
+def test_a_corpus_a_config_and_a_plan_are_recognized_by_name_and_content(tmp_path, config):
     root = write("olmo", tmp_path)
     corpus = grain_sft.open_corpus(root, eos_token_id=EOS)
     corpus.save(tmp_path / "index.json")

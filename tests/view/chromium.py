@@ -26,12 +26,12 @@ class Browser:
         self._address = url
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         arguments += [f"--user-data-dir={profile}", "--hide-scrollbars", "--no-first-run", "--disable-extensions"]
-        asked = {
+        capabilities = {
             "browserName": "chrome",
             "goog:chromeOptions": {"binary": binary, "args": arguments},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }
-        answer = self.call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
+        answer = self.call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._address = f"{url}/session/{answer['sessionId']}"
 
     def open(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Browser:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def look(self, width: int, height: int, scheme: str) -> None:
+    def set_screen(self, width: int, height: int, scheme: str) -> None:
         """Set the size of the screen and its colour scheme, "light" or "dark"."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}

@@ -75,7 +75,7 @@ def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
         assert not [note for note in view.notes if "segment" in note]
 
 
-def test_rows_of_each_host_have_their_slot_and_rows_of_padding_say_so(config):
+def test_rows_of_each_host_have_their_slot_and_rows_of_padding_are_named_so(config):
     path = config(sampler={"global_batch_size": 4, "last_batch": "fill", "epochs": 1, "order": "shuffle"})
     last = len(load(path)) - 1
     whole = view_rows(load(path), last)
@@ -121,7 +121,7 @@ def test_a_changed_batch_is_noted(pipeline):
         views(lambda batch: batch.pop("targets"))
 
 
-def test_withdrawn_tokens_of_a_window_are_counted_and_are_no_change_by_a_transform(pipeline):
+def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a_transform(pipeline):
     corpus = pipeline.source.layout.corpus
     source = NpyDataSource(WindowLayout(corpus, 512))
     sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
@@ -136,7 +136,7 @@ def test_withdrawn_tokens_of_a_window_are_counted_and_are_no_change_by_a_transfo
     assert partly
 
 
-def test_rows_that_the_filter_rejects_say_so(config):
+def test_rows_that_the_filter_rejects_have_a_note(config):
     filters = [{"ngram_filter": {"max_count": 1000}}, "ngram_filter"]
     pipeline = load(config(transforms=[*filters, "shift_targets"], layout={"sequence_length": 300}))
     views, flagged = [view for step in range(4) for view in view_rows(pipeline, step)], 0

@@ -52,11 +52,11 @@ def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_co
     assert rows[0]["segments"][:3] == [[1, 0, 2], [2, 2, 2], [3, 2, 3]]
     assert rows[1]["segments"][:3] == [[1, 0, 0], [2, 0, 2], [3, 2, 3]]
     browser.open(tmp_path / "rows.html")
-    browser.look(1200, 800, "light")
+    browser.set_screen(1200, 800, "light")
     places = "return [...document.querySelectorAll('.sides > section')].map((each) => each.getBoundingClientRect().x)"
     left, right = browser.run(places)
     assert right - left > 300
-    browser.look(390, 800, "light")
+    browser.set_screen(390, 800, "light")
     assert len(set(browser.run(places))) == 1
     browser.press("]", "]")
     assert browser.run("return document.querySelector('main h2').textContent").startswith("Segment 2, chosen: 0 tokens")

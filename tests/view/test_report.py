@@ -250,7 +250,7 @@ def test_no_page_replaces_its_config(config, capsys):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_a_browser_opens_the_report(written, report, browser, scheme, width):
-    browser.look(width, 900, scheme)
+    browser.set_screen(width, 900, scheme)
     browser.open(written[0])
     assert browser.console() == [] and browser.requests() == [written[0].absolute().as_uri()]
     assert browser.run("return [document.documentElement.scrollWidth, innerWidth]") == [width, width]

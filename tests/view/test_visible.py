@@ -65,7 +65,7 @@ def test_texts_of_tokens_join_to_the_whole_text(tokenizer):
         assert whole_tokens == len([piece for piece in pieces if any("\udc80" <= each <= "\udcff" for each in piece)])
 
 
-def test_special_tokens_are_known_and_ids_outside_of_the_vocabulary_have_no_text(tokenizer):
+def test_special_tokens_are_recognized_and_ids_outside_of_the_vocabulary_have_no_text(tokenizer):
     texts = TokenTexts(tokenizer)
     for text, number in tokenizer.special_tokens.items():
         assert texts.is_special(number) and texts.text(number) == text

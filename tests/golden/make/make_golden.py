@@ -40,10 +40,8 @@ def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
         sys.modules[name] = stub
     names = ("olmo_data", "olmo_data_grain")
     data, grain_data = (importlib.import_module(f"maxtext.input_pipeline.{name}") for name in names)
-    (found,) = (
-        d.version for d in importlib.metadata.distributions(path=[str(wheel)]) if d.metadata["Name"] == "maxtext"
-    )
-    return data, grain_data, found
+    (found,) = importlib.metadata.distributions(name="maxtext", path=[str(wheel)])
+    return data, grain_data, found.version
 
 
 class OrderCase(NamedTuple):

@@ -60,6 +60,5 @@ if __name__ == "__main__":
     chosen.save_to_disk(out / "chosen")
     made = {"train": train.to_list(), "test": test.to_list(), "chosen": chosen.to_list()}
     (out / "rows.json").write_text(json.dumps({**versions("datasets", "pyarrow"), **made}, indent=1))
-    (out / "examples.json").write_text(
-        json.dumps({**versions("maxtext", "protobuf"), "examples": examples()}, indent=1)
-    )
+    made = {**versions("maxtext", "protobuf"), "examples": examples()}
+    (out / "examples.json").write_text(json.dumps(made, indent=1))

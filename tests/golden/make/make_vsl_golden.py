@@ -48,9 +48,8 @@ def batches(loader: Any, epoch: int) -> list[tuple[Any, Any]]:
 def found_in(run: VslRun) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temp:
         paths = write_corpus(run.corpus, Path(temp))
-        found: dict[str, Any] = {
-            "corpus": hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]
-        }
+        corpus = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]
+        found: dict[str, Any] = {"corpus": corpus}
         try:
             loaders = [olmo_vsl_loader(run, paths, Path(temp) / "work", rank) for rank in range(run.ranks)]
             digests = [[batch_digest(batches(loader, 1 + epoch)) for loader in loaders] for epoch in range(EPOCHS)]

@@ -42,7 +42,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()) -> None:
-    """Write JSON, a line for each key and each entry of a list, of "cases" or of "runs"; keys in `compact` without spaces."""
+    """Write JSON, one line for each key and each entry of a list, "cases" or "runs". Values of `compact` have no spaces."""
     parts = []
     for key, item in value.items():
         separators = (",", ":") if key in compact else None

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class MaskTokens(grain.transforms.Map):
-    """Take the loss off targets whose token is in a list. Rows where more than `share` of the targets are listed keep theirs.
+    """A map that removes the loss of listed tokens, except in rows where more than `share` of the targets are listed.
 
     Args:
       tokens: Lists of token ids. The key of a list is a name for it.

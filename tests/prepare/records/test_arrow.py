@@ -49,7 +49,7 @@ def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, many_units
     path.write_bytes(make(rows, **options))
     assert read(path, draw) == read(path) == list(enumerate(rows, 1))
     assert len(units_of(path)[1]) > 5
-    path.write_bytes(make(rows[:0] + rows, batch=1000))
+    path.write_bytes(make(rows, batch=1000))
     assert read(path) == list(enumerate(rows, 1))
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
         assert [raw["text"] for _, raw in read(path)] == words
 
 
-def test_rows_that_are_no_records_are_an_error(tmp_path):
+def test_rows_that_are_not_records_are_an_error(tmp_path):
     date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
     for columns, names, message in (
         ([["a"], date], ["text", "date"], "date value out of range"),

@@ -28,19 +28,19 @@ TREE = [
     *("z.jsonl", "a/b.ndjson", "a/b/c.json.gz", "a.parquet", "B/x.jsonl.zst", "b/.x.jsonl", "b/_x.json"),
     *("c4-train.array_record-00000-of-00002", "one.arrayrecord", "d/e.arrow", "d/e.feather"),
 ]
-LEFT = [  # what is left out
+IGNORED = [
     "readme.md", "notes.txt", "a/b.py", ".git/x.json", "a/_temporary/x.jsonl", "x.array_record.md5",
     "a.parquet.crc", "a/._x.jsonl",
 ]  # fmt: skip
 
 
 def test_a_folder_stands_for_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
-    files_in(tmp_path, [*TREE, *LEFT])
+    files_in(tmp_path, [*TREE, *IGNORED])
     monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
     assert named(tmp_path) == named(f"{tmp_path}/") == sorted(f"{tmp_path}/{name}" for name in TREE)
     monkeypatch.chdir(tmp_path)
     assert named(".") == named("./") == sorted(TREE)
-    for name in (*TREE, *LEFT):
+    for name in (*TREE, *IGNORED):
         client.pipe_file(f"bucket/tree/{name}", b"{}\n")
     for where in ("gs://bucket/tree", "gs://bucket/tree/", "gcs://bucket/tree"):
         assert named(where) == sorted(f"gs://bucket/tree/{name}" for name in TREE)
@@ -59,7 +59,7 @@ def test_a_folder_without_records_stands_for_its_texts(tmp_path):
         named(files_in(tmp_path / "empty", ["a.py"]))
 
 
-def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
+def test_corpora_that_were_prepared_are_not_inputs(tmp_path, client):
     """Otherwise a finished run that is started again would read its own output."""
     made = ["prepare.json", "tokenizer/tokenizer.json", "train/corpus.json"]
     names = ["a.jsonl", "b.rejected.jsonl", *(f"out/{name}" for name in made), "out.rejected.jsonl", "out2/b.jsonl"]
@@ -128,7 +128,7 @@ def test_a_dataset_in_a_bucket_is_read_as_a_local_one(client):
 
 
 def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
-    """`map` and `filter` leave caches in the folder from which their dataset was loaded. These are no part of the dataset."""
+    """`map` and `filter` leave caches in the folder from which their dataset was loaded. These are not part of the dataset."""
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     (folder / "cache-1f0b9a.arrow").write_bytes((folder / "data-00000-of-00002.arrow").read_bytes())
     expected = [f"{folder}/data-0000{number}-of-00002.arrow" for number in range(2)]

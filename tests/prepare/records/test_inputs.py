@@ -120,7 +120,7 @@ def test_files_without_records_have_none(tmp_path: Path, compression: str) -> No
         assert read_all(written(tmp_path / "a", COMPRESS[compression](data))) == []
 
 
-def test_inputs_that_cannot_be_read_are_errors_that_say_what_to_do(tmp_path):
+def test_inputs_that_cannot_be_read_are_errors_that_name_the_fix(tmp_path):
     written(tmp_path / "a.txt", b"a")
     for name, error in (
         ("none.jsonl", r"no such file\. Expected \.jsonl,"),

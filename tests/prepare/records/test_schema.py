@@ -186,7 +186,7 @@ WRONG_RECORDS = [
         ("text:text=q", {"query": "x"}, ["text: is missing", "(--schema text:text=q: the record's keys are 'query'"]),
     ],
 )
-def test_schemas_say_what_is_wrong_and_where(schema, record, parts):
+def test_an_error_of_a_schema_names_the_mistake_and_its_place(schema, record, parts):
     with pytest.raises(RecordError) as error:
         parse_record(record, schema)
     assert all(part in str(error.value) for part in parts), error.value
@@ -253,13 +253,13 @@ WRONG_SCHEMAS = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "said"), WRONG_SCHEMAS)
-def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
-    with pytest.raises(PrepareError, match=re.escape(said)):
+@pytest.mark.parametrize(("schema", "message"), WRONG_SCHEMAS)
+def test_the_mistake_in_a_wrong_schema_is_named(schema, message, capsys):
+    with pytest.raises(PrepareError, match=re.escape(message)):
         check_schema(schema)
     with pytest.raises(SystemExit):
         main(["train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_key_may_become_two_and_tools_keep_their_keys():

@@ -76,4 +76,4 @@ def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
     originals = [list(map(moved, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
     assert [[text for text, _ in each] for each in originals] == parts
     assert all((order is None) == text.startswith("whole") for each in originals for text, order in each)
-    assert len({str(each) for each in originals[::4]}) == 1  # equal texts are cut alike
+    assert len({str(each) for each in originals[::4]}) == 1  # equal texts are cut at the same places

@@ -130,7 +130,7 @@ def is_refused(case: Case, format: str) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, format, folder, made):
+def test_tokens_and_loss_spell_what_the_rules_of_the_template_give(case, format, folder, made):
     if is_refused(case, format):
         with pytest.raises(PrepareError, match=rf"^format {format}: .* weights other than 0 and 1.*seq-level-weight"):
             made(case, format)

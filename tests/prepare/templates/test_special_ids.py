@@ -162,7 +162,7 @@ KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ 
 
 @pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "tiktoken_<|endoftext|>"])
 @pytest.mark.parametrize("key", ["<|im_start|>", "im_end", "IM_END", "name"])
-def test_a_key_is_no_control_token_although_the_template_has_that_word(tmp_path, maker, key):
+def test_a_key_is_not_a_control_token_although_the_template_has_that_word(tmp_path, maker, key):
     call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call], key: "c"}]
     for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):

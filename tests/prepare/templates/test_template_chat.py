@@ -68,7 +68,7 @@ def slow_mask(tokenizer, style, messages):
     """Return the loss mask of a chat. Each content must be unique, and is searched from the end of the previous content on."""
     text = expected(tokenizer, messages, tokenize=False)
     offsets = places(tokenizer, text)
-    mask = [False] * len(offsets)
+    mask = np.zeros(len(offsets), bool)
     place = 0
     for number, message in enumerate(messages):
         content = style.seen(message["content"])
@@ -78,9 +78,9 @@ def slow_mask(tokenizer, style, messages):
             end = style.ends[number == len(messages) - 1]
             assert text.startswith(end, stop)
             touched = [i for i, (a, b) in enumerate(offsets) if a < stop + len(end) and b > start]
-            for i in range(touched[0], touched[-1] + 1) if touched and start < stop + len(end) else ():
-                mask[i] = True
-    return mask
+            if touched and start < stop + len(end):
+                mask[touched[0] : touched[-1] + 1] = True
+    return mask.tolist()
 
 
 WORDS = ["hello", "Übung", "👩‍👩‍👧‍👦", "مرحبا", "x = [1, 2]", "\n", "  ", "don't", "1234567", "漢字"]

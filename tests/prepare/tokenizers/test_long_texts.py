@@ -98,5 +98,5 @@ def added(token: str, **options: bool) -> list[dict[str, Any]]:
         {"added_tokens": added("ﬁ", normalized=True), "normalizer": normalizers("NFKC")},
     ],
 )
-def test_a_tokenizer_of_which_no_cut_is_known_to_keep_the_ids_encodes_texts_whole(parts: dict[str, Any]) -> None:
+def test_texts_are_encoded_whole_unless_cuts_are_sure_to_keep_the_ids(parts: dict[str, Any]) -> None:
     assert huggingface_cuts.cuts_of(json.loads(content(**parts))) is None

@@ -33,9 +33,8 @@ def huggingface_of(folder: Path, serialized: str) -> tuple[Path, Encode]:
 
 def tiktoken_of(folder: Path) -> tuple[Path, Encode]:
     path = makers.save_tiktoken(folder, ("</s>",), eos="</s>")
-    own = tiktoken.Encoding(
-        "own", pat_str=makers.TIKTOKEN_PATTERN, mergeable_ranks=load_tiktoken_bpe(str(path)), special_tokens={}
-    )
+    ranks = load_tiktoken_bpe(str(path))
+    own = tiktoken.Encoding("own", pat_str=makers.TIKTOKEN_PATTERN, mergeable_ranks=ranks, special_tokens={})
     return path, own.encode_ordinary_batch
 
 

@@ -78,7 +78,7 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
     assert tokenizer.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert tokenizer.files() == {"tokenizer.json": path.read_bytes()}
     assert tokenizer.pad_token_id == tokenizer.token_id("<pad>")
-    assert tokenizer.eos_token_id is None  # <|endoftext|> or <|im_end|>: the file does not say
+    assert tokenizer.eos_token_id is None  # <|endoftext|> or <|im_end|>: the file does not state which
     hashes = {tokenizer.sha256}
     for template in ("{{ messages }}", "{{ messages[0] }}", None):
         folder = makers.save_huggingface(tmp_path, path.read_text(), eos="<|im_end|>", chat_template=template)
@@ -260,7 +260,7 @@ def test_token_spans_cover_the_text_in_order(tmp_path, save):
                 assert tokenizer.decode([number]).strip() in (text[a:b].strip(), "\ufffd") or b - a == 1
 
 
-def test_a_path_without_a_tokenizer_is_an_error_that_says_what_was_expected(tmp_path):
+def test_a_path_without_a_tokenizer_is_an_error_that_names_what_was_expected(tmp_path):
     with pytest.raises(CorpusFileError, match=r"expected a SentencePiece \.model"):
         load_tokenizer(tmp_path)
     for name in ("gpt2", "allenai/OLMo-2-1124-7B", tmp_path / "absent.model"):
