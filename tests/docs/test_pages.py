@@ -61,7 +61,7 @@ def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_p
     assert rooms <= PUBLIC and {f"grain_sft.{package}" for package in PUBLIC} <= set(MODULES)
 
 
-def test_every_public_function_and_class_of_the_package_has_a_docstring():
+def test_every_public_function_and_class_of_the_package_says_what_it_is():
     """Those that no page shows need a docstring, too: people who read the code see them."""
     silent = []
     for path in sorted(PACKAGE.rglob("*.py")):
