@@ -43,8 +43,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
 
-    A document that a name finds in one stage is returned for every stage that reads it. If the run has one layout, a number
-    above that of the last document is returned, too: a count of the documents may read all tokens.
+    A document that a name finds in one stage is returned for every stage that reads it. In a run of one layout, a
+    number that is too high is also returned. A check would count the documents, which may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -65,7 +65,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops numbers that are not in a layout; for the first layout, `within` may keep numbers that are too high
+    # the numbers that each layout has, and perhaps numbers that are too high for the first layout (see `within`)
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -137,7 +137,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`. `files_read` has the file with these names, the file that names that file, and so on.
+        """Add the documents of `named`. `files_read` are the nested files that `named` was read from, outermost first.
 
         A name that is one of `files_read` is refused. Otherwise this function would call itself without end.
         """

@@ -108,7 +108,7 @@ class Traits:
         """int64 [documents, 2], the input file and the line that each of `documents` comes from, as in `Corpus.sources`.
 
         None if `corpus.sources` is None, or if `follows_documents` is False. With a `finder`, a document of the layout may
-        begin inside a document of the corpus. It then has the source of that document.
+        begin inside a document of the corpus. Such a document has the source of the corpus's document.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():

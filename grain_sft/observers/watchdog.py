@@ -100,7 +100,7 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        stats = iterator.stats  # before `activity.recent` is read, because this property adds times of batches to it
+        stats = iterator.stats  # this adds the times of new batches to `activity.recent`, which the next line reads
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:

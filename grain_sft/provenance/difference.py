@@ -157,8 +157,8 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # Two documents are the same if they have the same number, or the same (source, record), such as line 7 of a.jsonl. Two
-    # copies of a corpus have different numbers. Two mixtures may give a corpus different names, and so different sources.
+    # Two documents are the same if they have the same number, or the same (source, record), such as line 7 of a.jsonl.
+    # Numbers differ between two copies of a corpus. Sources differ between two mixtures that give a corpus different names.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

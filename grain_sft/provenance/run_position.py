@@ -15,9 +15,9 @@ class RunPosition:
       events: Events of the run.
       due: Next event; None after the last one.
       since: Step at which the process began or resumed the run; None if the line that states it was changed.
-      delivered: Last step that is certainly delivered: the step of the last event, or the step before a later resume.
-      max_resume_step: Last step at which the run may resume: the largest step of `due` so far, or the first step of a new stage
-        or amendment. It is -1 until the run begins.
+      delivered: Last step that the log proves to be delivered. An event proves its step, and a resume the step before it.
+      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or -1 before the run
+        begins. A new stage or amendment lowers this step to its own first step.
       is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
     """
 
@@ -57,7 +57,7 @@ class RunPosition:
         self._advance()
 
     def _advance(self) -> None:
-        """Go to the next event. The run may have delivered all steps before it."""
+        """Go to the next event. From now on, the run may resume at the step of that event."""
         self.due = next(self._upcoming, None)
         due_step = self._end_step if self.due is None else self.due.step
         self.max_resume_step = max(self.max_resume_step, due_step)

@@ -12,7 +12,7 @@ FIGURES = {
     "start_up_s": "start-up",
     "peak_mb": "memory",
 }
-"""Printed name of each figure that real processes measure."""
+"""Printed name of each figure that `measure_processes` predicts and measures."""
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:

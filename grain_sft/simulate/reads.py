@@ -17,7 +17,7 @@ from grain_sft.types import Ints
 class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges]."""
 
-    cell: Ints  # number of the batch that reads the range: the cell of `Demand`
+    cell: Ints  # number of the batch that reads the range, as in `demand.Demand`
     file: Ints  # index of the file in `Gather.files`
     offset: Ints  # offset of the range in the file
     size: Ints  # number of bytes, 1 or more
@@ -32,10 +32,10 @@ class Gather(NamedTuple):
     A batch makes one gather after the other.
 
     Attributes:
-      files: File of each shard; the file of another shard where `has_values` is False.
+      files: File of each shard. Where `has_values` is False, it is a placeholder that is not read.
       options: Options for reading remote files.
       remote: bool [files], whether a read of the file counts as a request to a bucket.
-      unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
+      unversioned: bool [files], whether `FileStamp.version` of a remote file is None. The first read then requests the version.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
       has_values: bool [files], whether the shard has a file to read.
@@ -105,7 +105,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
             yield stamps, file_of_kind.values.dtype.itemsize
         return
     yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
-    # stored rows state which targets take loss, so `shifted` needs no loss mask
+    # if `shifted`, no loss mask is read, because stored rows state which targets take loss
     if corpus.has_loss and (corpus.has_weights or not shifted):
         yield corpus.loss_files, layout.sequence_length * (4 if corpus.has_weights else 1)
 
