@@ -1,8 +1,8 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
 Three pipelines run in turn. The first scans the inputs in units of a few MiB. The second renders groups of units to chunk files
-(see `chunks.py`). The third writes the corpus. `run.prepare` writes the same bytes. Either function can continue work that the
-other began.
+(see `chunks.py`). The third writes the corpus. `run.prepare` needs no Beam and writes the same bytes. Work that one of the two
+functions `prepare` began can be continued by the other.
 
 Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the
 tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
@@ -41,7 +41,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step: number of the step's unit, group or task; scanned unit, only from `scan`; failure, if the step failed."""
+"""Number of a step's unit, group or task, the scanned unit (only from `scan`), and the failure (if the step failed)."""
 
 
 def prepare(
@@ -59,7 +59,7 @@ def prepare(
 
     Raises:
       PrepareError: Beam's options are invalid, or a pipeline failed.
-      MissingExtraError: apache-beam is not installed.
+      MissingExtraError: apache-beam is not installed, or the DataflowRunner is chosen without apache-beam[gcp].
       GrainSftError: As in `run.prepare`.
     """
     with _quiet():
@@ -215,7 +215,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         reason = printed.getvalue().strip().rpartition("\n")[2] or "--help does nothing here. Leave it out."
         raise PrepareError(f"Beam's options: {reason}") from error
     runner = standard.runner.lower()
-    # the server of another runner, such as Flink, may declare more options
+    # other runners, such as Flink's, may take options that Beam's parser does not know
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         problem = f"neither grain_sft nor Beam's {standard.runner} has such options"
         raise PrepareError(f"{' '.join(unknown)}: {problem}. Leave them out.")

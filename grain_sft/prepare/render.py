@@ -101,7 +101,7 @@ class Renderer:
         """Return the uncut document of each conversation, or the RecordError of a conversation that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # With `empty` "keep", a response without text has BOS and EOS. Template text refuses "keep" without BOS and EOS.
+        # A response without text is kept as BOS, EOS or both. The template `text` refuses empty="keep" if it adds neither.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)

@@ -129,9 +129,9 @@ class Target:
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """Return the error message if the identity of `what` is `old`, not `new`.
+        """Return an error message that lists how the identity `old` of an earlier run differs from `new`.
 
-        `what` is "a corpus made" or "unfinished work".
+        `what` names the work of the earlier run: "a corpus made" or "unfinished work".
         """
         listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."

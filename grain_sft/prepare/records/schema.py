@@ -27,7 +27,7 @@ class Schema(NamedTuple):
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can rename.
       turn_keys: Keys of a message, which `--schema` can rename.
-      signs: Keys by which "auto" recognizes a record of this schema; () if "auto" can't recognize the schema by its keys.
+      signs: Keys by which "auto" recognizes a record of this schema; () for none. "auto" tries the schema text last.
     """
 
     parse: Callable[[Record], Conversation]
@@ -54,7 +54,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     name, keys = check_schema(schema)
     if name == "auto":
         name = _detect(record)
-        if name == "chat":  # the schemas that `messages` may name have the same keys as chat
+        if name == "chat":  # several schemas have chat's keys, and `messages` decides between them
             name = check_schema(messages)[0]
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
@@ -124,7 +124,7 @@ def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
 
 
 def _tools(record: Record) -> tuple[object, ...] | None:
-    """Return the record's tools, a list of objects or its JSON text; None if there are none."""
+    """Return the record's tools; None if there are none. The record has a list of objects, or the JSON text of a list."""
     tools = record.get("tools")
     if isinstance(tools, str):  # JSON, as in data of LLaMA-Factory and TRL
         with contextlib.suppress(RecordError):  # a text that is not JSON is refused below

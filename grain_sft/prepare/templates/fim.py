@@ -57,10 +57,10 @@ class FillInTheMiddle:
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text. `draws` yields the draws of the text, then those of each fragment that is not left out.
+        """Return the pieces of a text. `draws` yields the draws of the text, then those of its fragments.
 
         Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
-        changed text has no empty fragments except the last. The example becomes "a<S>b<S>".
+        changed text loses its empty fragments, except the last. The example becomes "a<S>b<S>". Lost fragments have no draws.
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:

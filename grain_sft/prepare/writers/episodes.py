@@ -17,7 +17,7 @@ from grain_sft.types import Array
 
 TOKEN_DTYPE = np.dtype("<u4")
 MAX_SHARDS = 100_000
-"""Most shards of a split, because readers sort names as texts: shard_100000 comes before shard_20000."""
+"""Maximum number of shards of a split. Readers sort names as texts, so shard_100000 would come before shard_20000."""
 ENDS = ("<myPT_eot>", "<|eot|>")
 """Special tokens that end a conversation: in tokenizers of MyPT, and in those of `train_tokenizer`."""
 
@@ -53,7 +53,7 @@ def write_shard(
 
     Args:
       index_name, mask_name: Names of the files for the index and the mask.
-      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first.
+      columns: Function that returns the mask of a block's tokens, and the columns of the index after the documents' starts.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
