@@ -132,6 +132,8 @@ def stop(iterator: Any) -> None:
             for process in running:
                 process.kill()
             _end_waits(tree)
+            for each in tree:
+                each._prefetch_process = None  # with a process, Grain would wait for the lock again at exit
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator, tree)
     # Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The lists are replaced
