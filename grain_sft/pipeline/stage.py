@@ -16,8 +16,8 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
-"""Where the last stage that read a stream has ended: epoch, number of tokens read in this epoch, and `EpochStream.batching` of
-that stage. A later stage can continue inside the epoch only with the same `batching`."""
+"""How far a stream has been read: epoch, number of tokens read in this epoch, and `EpochStream.batching` of the last stage that
+read the stream. A later stage can continue inside the epoch only with the same `batching`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Stage:
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
       amendments: Amendments of the run, in order. `Amendment.withdraw` has the numbers that documents have in this stage. An
-        item is None if the stage has none of the documents. If `amendments` is None, documents have the same numbers in all
-        stages.
+        item is None if the stage has none of the documents that the amendment withdraws. If `amendments` is None,
+        documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one of them is below 1, the sampler is for another number of rows, or
@@ -59,7 +59,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's version of the amendments `run`: all amendments of the run, or the first ones."""
+        """Return the amendments `run` with the document numbers of this stage. `run` may lack the last amendments."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -79,7 +79,8 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips. So the samplers count data steps, as in `reweights_of`.
+    The samplers apply the weights of `amendments`, but not the skips. So the samplers count data steps: with 3
+    steps skipped at step 5, step 10 of the run is step 13 of the samplers.
     """
     progress: dict[Any, Progress] = {}  # by the key that `_streams` yields for the stream
     samplers: list[MappedSampler] = []

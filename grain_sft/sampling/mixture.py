@@ -35,8 +35,9 @@ class Mixture:
         - "fail": The step that needs the missing row raises a SamplerError.
         - "renormalize": The other sources divide the share of the ended source. The mixture ends when every source with a
           weight above 0 has ended, even if `schedule` gives another source a weight later.
-      schedule: Pairs (step, weights by name). The weights hold from the step on. From then on, a source that is behind its
-        share gets more rows. A mixture that ends cannot have a schedule if it is a source of another mixture.
+      schedule: Pairs (step, weights by name). The weights hold from the step on. If a source is behind its share of
+        all rows before the step, it gets more rows after the step. A mixture that ends cannot have a schedule if it is a source
+        of another mixture.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.

@@ -1,9 +1,9 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-A data set's `taken` is the number of its earlier samples. Sample t comes from the data set with the greatest
-`weight * max(t, 1) - taken`, in float64. If several data sets have the greatest value, the first is chosen. megatron-core loops
-over all samples. This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one
-block. Thousands of chains run at once:
+Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. `taken` is the number of samples
+before sample t that come from the data set. If several data sets have the greatest value, the first is chosen. megatron-core
+loops over all samples. This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of
+one block. Thousands of chains run at once:
 
 1. A chain guesses its first values of `taken` in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
@@ -145,7 +145,8 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
-    # `taken` of data set d in chain c has the index `chains * d + c` in `flat_taken`: `past_last[c] - chains * code`
+    # `taken` of data set d in chain c has the index `chains * d + c` in `flat_taken`. Because d is `datasets - code`, this
+    # index is `past_last[c] - chains * code`.
     past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
     for number, code in enumerate(chosen):  # `code` is a view of `chosen`: each chain's choice
