@@ -84,8 +84,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
 
-    `corpus.sources_file`, if it exists, states the number of documents. If the EOS tokens give another number, either all
-    entries that may continue a document do so, or none does. If 3 of 10 entries may do so, this makes 7 or 10 documents.
+    `corpus.sources_file`, if it exists, states the number of documents. If the EOS id is unknown or gives another number,
+    either all entries that may continue a document do so, or none does. If 3 of 10 may do so, this makes 7 or 10 documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)

@@ -132,8 +132,8 @@ def content_of_corpus(corpus: CorpusData) -> str:
 def name_of_scan(corpus: CorpusData) -> str:
     """Return the argument `of` of `hashes_of` for a scan that hashes the tokens of each shard.
 
-    The name is "bytes" only if each shard is a whole file. Otherwise, the hash of a part of a file would be cached as the hash
-    of the whole file.
+    The name is "bytes" only if each shard is a whole file: the hash of a part of a file must not be cached as the hash of the
+    whole file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

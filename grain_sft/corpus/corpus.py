@@ -115,7 +115,7 @@ class Corpus(CorpusData):
 
         Returns:
           Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, float32 if the corpus
-          has weights, or None if it has no loss files.
+          has weights, or None if it has no loss files: then every token takes loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].

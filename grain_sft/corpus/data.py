@@ -31,10 +31,10 @@ class CorpusData:
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `Corpus.sources` reads; None for a corpus without such a file.
-      source_names: Names of the files or data sets that the documents were made from.
+      source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` has indices into them.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard if the corpus was opened as a Megatron blend, such as "0.3 A 0.7 B"; else ().
-      signed: Whether the files store signed integers. A negative token is an error.
+      signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 

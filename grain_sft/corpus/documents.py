@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
 SOURCE_BYTES = 16
-"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the input and its line or row."""
+"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the index of an input and the number of its line or row."""
 
 
 class Document(NamedTuple):

@@ -74,7 +74,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     if stored.kind == "f":
         raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. Give token ids.")
     document_bytes = size - HEADER_BYTES - 12 * sequences
-    valid = (8 * documents, 8 * documents + 8)  # the second if `documents` lacks the plus 1
+    valid = (8 * documents, 8 * documents + 8)  # byte 26 has the number of entries or, in some files, one less
     if document_bytes - sequences in valid and document_bytes not in valid:
         problem = f"{path}: byte {size - sequences}: one byte per sequence follows the document index"
         raise CorpusError(f"{problem}, so the data are multimodal. Expected text. Write it without --multimodal.")

@@ -1,8 +1,8 @@
 """Files of the shard cache. Each file contains one block: consecutive bytes of a remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
-bytes. An unfinished file has the suffix .part, and is locked. Files are not synced to disk. The checksums reveal bytes that a
-power cut has lost.
+bytes. An unfinished file has the suffix .part. The process that fetches the block locks it. Files are not synced to disk. The
+checksums reveal bytes that a power cut has lost.
 """
 
 import contextlib

@@ -35,8 +35,8 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be stored, because the folder is full or read-only, it is read from the bucket. A reader waits for blocks
-    that other processes fetch. If no file of these blocks grows for `limits.seconds`, the reader reads them from the bucket.
+    If a block can't be stored, because the folder is full or read-only, only the requested bytes are read, from the bucket. A
+    reader waits for blocks that other processes fetch. If none of their files grows for `limits.seconds`, it reads the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:

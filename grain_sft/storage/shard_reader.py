@@ -102,7 +102,7 @@ class ShardReader:
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
         """Fill `rows[i]` from value `starts[i]` of shard `shards[i]` on. All rows have one size.
 
-        Without `shards`, read the first shard.
+        Without `shards`, read the first shard. Errors are those of `gather`.
 
         Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if `gather` is likely to
         be faster. Windows take 9 % less time than with `gather` (`bench --only windows`).

@@ -196,7 +196,7 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    In two cases, documents that do not end with EOS are only noted. If they are at most half of all documents, they may have
+    In two cases, documents that do not end with EOS are only noted. If they are at most half of `numbers`, they may have
     been cut. If boundary files state the ends of documents, and nearly all end with the same token, this token may be the end
     token of a template.
     """

@@ -118,7 +118,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens."""
+    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens or to none."""
     layout, found = pipeline.source.layout, np.zeros(0, np.int64)
     count = len(layout) if report.full else min(len(layout), _PAIRS_CHECKED)
     block = max(1, _BLOCK_TOKENS // layout.sequence_length)
@@ -170,7 +170,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
-    """Check the checksum and the rows of a plan file, and compare its documents with those of `corpus`."""
+    """Check the checksum and the rows of a plan file, and compare its documents with those of `corpus`, if given."""
     try:
         arrays, depends = artifact.open_file(Path(path))
     except GrainSftError as error:
@@ -218,7 +218,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # If two pieces of a document overlap, some piece in this order begins before the previous piece ends.
+    # Sorted by document and start: if two pieces of a document overlap, some piece begins before the previous piece ends.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]

@@ -47,7 +47,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        # the documents with tokens in this block: those of an earlier block, then those that begin in this block
+        # the documents with tokens in this block: those that began in an earlier block, then those that begin here
         first_starting, stop_starting = starts.searchsorted((begin, end)).tolist()
         in_block = np.append(np.array(list(unfinished), np.int64), order[first_starting:stop_starting])
         # document in_block[i] has the tokens block_start[i] to block_stop[i] - 1 of the block
@@ -97,7 +97,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Report the first invalid value of each loss file, such as a 2 in a mask."""
-    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):
+    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # no shard begins at the last
         if shard.loss is None:
             continue
         path, kind = shard.loss.path, shard.loss.values

@@ -59,7 +59,7 @@ def verify(
         ("corpus", corpus is not None, "plan"),
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
-        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
         # options also apply to the `corpus` that a plan is compared with
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):

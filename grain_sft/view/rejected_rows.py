@@ -57,8 +57,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     """
     names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()  # for a filter without these attributes
     min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
-    repetitions = [(0, 1, 1)]  # (first token, period, times)
-    # a filter needs at least three repeats to reject a row
+    repetitions = [(0, 1, 1)]  # (first token, period, times); this entry is for a row without any repetition
+    # a filter needs at least three repeats to reject a row, so a period is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
         # tokens `starts[i]` to `ends[i] - 1` equal the tokens one period later

@@ -20,7 +20,7 @@ from grain_sft.view.text import TokenTexts
 MOST_TOKENS = 1 << 25
 """Maximum number of tokens of all sampled steps together."""
 MOST_SCANNED = 1 << 28
-"""Maximum number of tokens that a search for documents reads. In a larger corpus, the search reads only some shards."""
+"""If a corpus has more tokens than this, a search for its documents reads only some of its shards, but at least one."""
 MOST_PACKED = 3_000_000
 """Maximum number of documents on which packing algorithms are compared. `multipack` takes 2 to 10 s for a million."""
 
@@ -33,7 +33,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
     Args:
       texts: Texts of the tokens, for examples.
-      name: Title of the report.
+      name: Name of the pipeline, for the title.
       steps: Maximum number of sampled steps.
 
     Returns:

@@ -208,7 +208,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return `pieces`, cut where one of the batch's `segments` ends."""
+    """Return `pieces`, cut where `segments`, the batch's segment of each token, changes."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     column = 0  # column of the piece's first token

@@ -114,14 +114,14 @@ def _colour_of(segment: int) -> int:
 
 
 def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
-    """Yield the lines of texts next to each other, each of `width` columns."""
+    """Yield the lines of texts next to each other. All but the last text are padded to `width` columns."""
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
         yield _BETWEEN.join([*padded, lines[-1]])
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Yield lines of tokens of at most `width` columns. A line ends early after a newline (⏎)."""
+    """Yield lines, each a position and tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
     used = 0  # columns of `line`, without the pair of brackets whose ⟦ begins it
     most = width - (0 if colour else 2)  # without colour, 2 columns are kept for that pair

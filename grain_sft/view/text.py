@@ -36,7 +36,7 @@ def visible_line(text: str) -> str:
 
 
 def columns(shown: str) -> int:
-    """Return the number of terminal columns: two for a wide character of East Asia, none for a combining mark."""
+    """Return the number of terminal columns of `shown`: two for a wide character of East Asia, none for a combining mark."""
     if shown.isascii():
         return len(shown)
     with_width = (character for character in shown if unicodedata.category(character) not in ("Mn", "Me"))
@@ -85,7 +85,7 @@ def texts_of(
     Args:
       path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above.
       say: Function that is called with a line for the user if there is no tokenizer.
-      argument: Name of the argument `path` in that line.
+      argument: How the user gives a tokenizer, such as "--tokenizer". That line names it.
 
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or the corpus was made with another tokenizer.

@@ -53,7 +53,7 @@ class Format:
         return None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether a list of paths has this format."""
+        """Return whether a list of paths has this format. `open_corpus` calls this if the caller names no format."""
         return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -85,7 +85,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path`, a token file or a sidecar file, belongs to; None if it has another format."""
+        """Return `path` if it is a token file, or the token file of a sidecar file; None for a file of another format."""
         return None
 
     def home(self, path: str) -> str:

@@ -1,6 +1,6 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The names of a token file and of the files next to it decide the format of the token file. This format finds the sidecar files.
+The names of a token file and of the files next to it decide the format of the token file. That format finds the sidecar files.
 A token file `NAME.npy` that no other format recognizes may have document boundaries of Dolma's tokenizer, `NAME.csv.gz`.
 """
 

@@ -182,7 +182,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    For DIR/train/shard_00000/tokens.bin, the folders up to DIR are searched.
+    Folders are searched upwards, to the first not named like a split or shard: to DIR for DIR/train/shard_00000/tokens.bin.
     """
     folder = files.parent(shard)
     while True:

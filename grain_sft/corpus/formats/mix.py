@@ -66,8 +66,8 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
     """Return `path` after the replacements in `remap`, whose keys are prefixes and placeholders such as "{TOKENIZER}".
 
-    Only the longest key that is a prefix of `path` is replaced. If there is none, the prefixes are compared again with `path`
-    after its placeholders are replaced.
+    All placeholders are replaced. Of the prefixes, only the longest that matches is replaced. If none matches, the prefixes are
+    compared again with `path` after its placeholders are replaced.
     """
     placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 

@@ -1,7 +1,7 @@
 """Format pairs, for preference pairs: each document is a prompt, a chosen response and a rejected response, in this order.
 
 The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. The columns are the
-pair's first token in `tokens.bin`, and the numbers of tokens of its prompt, its chosen and its rejected response.
+pair's first token, and the numbers of tokens of its prompt, chosen and rejected response. Both responses take loss.
 """
 
 from __future__ import annotations

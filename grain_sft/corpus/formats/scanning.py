@@ -51,7 +51,7 @@ class ReadOptions:
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
         """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
 
-        `name` is the dtype as the message states it, such as "int32" for a file that is read as uint32.
+        `name` is the dtype in the message, such as "int32" for a file that is read as uint32. "" means the name of `dtype`.
         """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
@@ -222,7 +222,7 @@ def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) 
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that there is one label mask for each token file, with the numbers in their names in the same order."""
+    """Check that there is one label mask for each token file, in the same order if their names have the same numbers."""
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
