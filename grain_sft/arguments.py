@@ -100,7 +100,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
 
 
 def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator for a method whose arguments `names` are keyword-only. By position, they work with a warning."""
+    """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)

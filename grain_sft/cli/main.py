@@ -72,7 +72,7 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, exits: bool) -> int:
     """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors go to that file.
+        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors. Open the null device.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):

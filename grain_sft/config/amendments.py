@@ -28,8 +28,8 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     Args:
       documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it.
         `code:17` is document 17 of the mixture's source `code`. `chats.jsonl:17` is line 17 of an input of `grain-sft prepare`.
-        `code` or `chats.jsonl` alone means all documents of this source or input. An entry may also be a file with such
-        entries, one a line.
+        `code` or `chats.jsonl` alone means all documents of this source or input. An entry may also be the path of a file with
+        such entries, one a line.
     """
 
     documents: int | str | list[int | str]

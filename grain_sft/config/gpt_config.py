@@ -97,8 +97,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # A mixture, or an order with `runs_on`, always runs on, and `last_batch` keeps its default, "drop".
-    # `shuffle: false` would make the order `random` sequential.
+    # Sources of a mixture, and an order with `runs_on`, always run on. For them, `last_batch` keeps its default, "drop".
+    # `random` is such an order, and `shuffle: false` would make it sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

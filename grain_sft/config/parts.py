@@ -211,7 +211,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 
     The sampler must then read each row once, in the order of the row numbers. A config may state the order that the algorithm
     replays, such as `openchat` for `multipack`. Then `seed` and `epochs` of the sampler are copied to `layout`, and the sampler
-    becomes sequential with one epoch. Otherwise, `layout` must have a `seed`, and the sampler must be sequential already.
+    becomes sequential with one epoch. Otherwise, the config must state a sequential sampler with one epoch, and `layout.seed`.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

@@ -65,7 +65,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
-    """Return the sections of a config file, merged with the inherited sections. They are not validated yet.
+    """Return the sections of a config file, merged with those that it inherits. The sections are not validated.
 
     `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path`, and then the configs that
     `path` inherits.

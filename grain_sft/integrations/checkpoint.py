@@ -15,8 +15,8 @@ _STEP, _PARTS = "next_step", "parts"
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
     """Return the state of a run's data for a checkpoint: `{"next_step": k, "receipt": …, "parts": {…}}`.
 
-    The state has only values of JSON, and is the same on all hosts. Only in orders such as `maxtext`, it depends on the number
-    of hosts.
+    The state has only values of JSON, and is the same on all hosts. It depends on the number of hosts only in orders such as
+    `maxtext`.
 
     Raises:
       RowIndexError: `next_step` is negative, or not an integer.
@@ -95,7 +95,7 @@ def _orbax_args() -> Any:
 
 
 def save_args(batches: Stateful) -> Any:
-    """Return the `orbax.checkpoint.args` that save the state of `batches`, as an item of a `Composite`::
+    """Return the `orbax.checkpoint.args` by which one process saves the state of `batches`, as an item of a `Composite`::
 
         manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
 

@@ -43,7 +43,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
       prepare: Function that may change the arrays before they go to the devices. Its arguments are the step, a block of the
         batch that this process read, and the block's arrays [n, columns]. It returns arrays of the same shape. Threads call it.
-      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns. 1 means the natural order.
+      load_balanced_shards: Number of shards of MaxText's load-balanced order (`ContextOrder`). 1 means the natural order.
 
     Raises:
       PipelineError: The pipeline is for one host of several, the sharding or the load-balanced order can't divide the arrays,

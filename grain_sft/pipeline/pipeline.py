@@ -268,8 +268,8 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout. If the documents can't be found, the
-        access raises a CorpusFileError or a CorpusError."""
+        """Receipt of the global batches. The first access hashes the rows of the layout. It reads tokens only if the layout
+        finds documents by EOS tokens. It raises a CorpusFileError or a CorpusError if the documents can't be found."""
         parts = parts_of(self.source, self.planned_sampler, self.described)
         return Receipt(parts | amendment_parts(self.amendments))
 

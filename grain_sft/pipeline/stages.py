@@ -115,8 +115,8 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return possible versions of this run from a time when its config had only the first `count` stages.
 
-        An audit log does not record where stage `count` ended at that time. So the stage has no end in one version, its present
-        end in another, and ends after `last_step` in a third. With `count` 1, the list begins with a pipeline without stages.
+        An audit log does not record where stage `count` then ended. So the versions give the stage no end, its present end or,
+        if it begins by `last_step`, an end after this step. With `count` 1, the first item is a pipeline without stages.
 
         Args:
           count: Number of stages.

@@ -42,8 +42,8 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    The function makes and compares the batches. If the runs have no stages, and their receipts differ only in the sampler and
-    in amendments, it compares row numbers, and reads no tokens.
+    If the runs have no stages, and their receipts differ at most in the sampler and in amendments, the function compares row
+    numbers and withdrawn documents, and reads no tokens. Otherwise, it makes and compares the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.

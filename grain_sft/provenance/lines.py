@@ -117,7 +117,7 @@ def trace(
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
       trainable: Whether to count tokens that take loss. The count reads loss files. If a transform such as `NgramFilter` may
-        change the loss mask, the count also reads the tokens of all rows.
+        change the loss mask, the count also reads the tokens of all rows; else, those of rows with withdrawn documents.
       block_rows: Number of rows traced together.
 
     Raises:

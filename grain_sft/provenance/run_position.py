@@ -31,7 +31,7 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in another version of the run, the pipeline `pipeline`.
+        """Return this position in `pipeline`, another version of the run.
 
         The caller has to call `continue_at` or `go_to` before `pass_event`.
         """

@@ -22,8 +22,8 @@ _BLOCK = 1 << 22  # tokens searched at once
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The inner tokens of a text are all tokens but the first and the last. The search decodes only documents that contain the
-    inner tokens of `text`. If `text` has at most two tokens, the search decodes every document. If the words around the text in
+    The first and the last token of `text` depend on the words around it. The search decodes only documents that contain the
+    inner tokens, those in between. If `text` has at most two tokens, it decodes every document. If the words around the text in
     a document change the inner tokens, the search misses the document. A search for a shorter text may find the document.
 
     Raises:

@@ -12,7 +12,7 @@ _BLOCK = 1 << 20  # document numbers in each array of `_SeenDocuments`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return the number of documents and tokens of each source. The count takes one byte of memory per document of the run.
+    """Return the number of documents and tokens of each source. This takes about one byte of memory per document of the run.
 
     Args:
       parts: Trace, or the parts that `iter_trace` yields.
@@ -57,8 +57,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers have large gaps. `RunDocuments` reserves a number for each token of a layout that does not follow documents. A
-    trace does not use these numbers.
+    The numbers may have large gaps. `RunDocuments` reserves a number for each token of a layout that does not follow documents.
+    A trace does not use these numbers.
     """
 
     def __init__(self) -> None:

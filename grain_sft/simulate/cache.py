@@ -64,7 +64,7 @@ class HostCache:
     def _reserve(self, size: int, unfinished: int) -> bool:
         """Remove blocks to make room for a file of `size` bytes, and add `size` to `used`. Return whether the file fits.
 
-        `unfinished` bytes are reserved for other blocks of the same item of `shard_cache.batches`, which can't be removed.
+        `unfinished` bytes are reserved for other blocks of the same group of `shard_cache.batches`. These stay in the cache.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more blocks than needed, so that there is room for the next blocks, too

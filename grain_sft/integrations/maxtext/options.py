@@ -67,8 +67,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Divide a command line into MaxText's arguments and grain_sft's options.
 
     Raises:
-      ConfigError: As in `Options.from_environment`. Also if an option has two different values, `dataset_type` is not
-        `olmo_grain`, or an argument of MaxText is not `key=value`. Only the first of these arguments may be a config file.
+      ConfigError: An error of `Options.from_environment`, an option with two different values, a `dataset_type` other than
+        `olmo_grain`, or an argument of MaxText that is not `key=value`. (Its first argument may be a config file instead.)
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]

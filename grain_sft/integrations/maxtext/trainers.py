@@ -46,7 +46,7 @@ class Trainer:
         return checkpoint + 1
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
-        """Patch the trainer's `module` to call `check` with MaxText's config, before minutes pass with loading weights.
+        """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
 
         Pre-training needs no patch: it makes the data iterators, which check the config, before it loads weights.
         """
