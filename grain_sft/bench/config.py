@@ -47,7 +47,7 @@ class _Round(NamedTuple):
 class Plan(NamedTuple):
     """Options of a measurement."""
 
-    seconds: float = SECONDS  # time of all measurements together
+    seconds: float = SECONDS  # time of all measurements together; slow batches may take longer
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
     max_workers: int | None = None  # maximum number of worker processes to try; None: one per core, at most 8
@@ -99,7 +99,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "stages": [{"name": name, **speed(taken), "of_step": taken / whole} for name, taken in medians.items()],
         "delivered": rows,
         "left_out": left_out,
-        "rows_read": run.next_step * int(run.pipeline.sampler.rows(0).size) * host.count / len(layout),
+        "rows_read": run.next_step * int(run.pipeline.sampler.rows(0).size) * host.count / len(layout),  # in epochs
         "recommended": recommended,
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": run.elapsed(),

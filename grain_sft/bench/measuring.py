@@ -21,7 +21,7 @@ TURNS = 8  # turns of each loader in a measurement
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of a table of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # size of the memory of `limit`, if one batch is not larger
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # limits of the memory of `limit`; one batch may exceed them
 
 _PREAMBLE = """
 import json, os, sys, time

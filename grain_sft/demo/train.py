@@ -161,7 +161,7 @@ def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
 
 
 def main(options: str) -> int:
-    """Train with `options`, a JSON text, and return the exit status."""
+    """Train with `options`, a JSON text, and return the exit status. On failure, print the reason last."""
     try:
         train(msgspec.json.decode(options, type=Options))
     except Exception as error:

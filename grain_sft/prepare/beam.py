@@ -78,7 +78,8 @@ def prepare(
 class Pipelines(Runner):
     """Runner that uses one Beam pipeline to scan, one to render and one to write.
 
-    All processes can read and write the folder `shared`, which has the job, the plan and the results.
+    All processes can read and write the folder `shared`, which has the job, the plan and the results. `workers` is None: Beam
+    chooses the number of processes.
     """
 
     shared: str

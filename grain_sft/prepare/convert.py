@@ -57,8 +57,8 @@ def convert(
       progress: Function that is called with the name of the work, the number of finished tasks, and the number of all tasks.
 
     Returns:
-      The output's manifest. If the output was finished before this call, nothing is written, and the manifest has one more
-      item, "already": True.
+      The output's manifest. If the output has the same documents and options already, nothing is written, and the manifest has
+      one more item, "already": True.
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.

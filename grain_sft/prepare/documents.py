@@ -24,7 +24,7 @@ BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks; they take 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents in the order of the inputs, int32 or int64. Dropped documents have numbers, rejected records do not."""
+"""Document numbers, int32 or int64, from 0 in the order of the inputs. Dropped documents have one, rejected records do not."""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
 """Function of (start, tokens, loss) that fills both arrays from a part, beginning at the part's token `start`."""

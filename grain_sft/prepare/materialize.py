@@ -37,7 +37,7 @@ def materialize(
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
     A local folder appears only when it is complete. In a bucket, files appear one by one, rows.json last. After an
-    interruption, the same call continues at the first unfinished shard.
+    interruption, the same call continues at the first unfinished shard. A finished folder of the same rows stays unchanged.
 
     Args:
       layout: Packed layout of any algorithm.

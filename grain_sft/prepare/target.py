@@ -74,7 +74,7 @@ class Target:
         """Make the corpus if it is not finished. Return its manifest, with "already": True if this call made nothing.
 
         Args:
-          identity: JSON object of all that decides the corpus. The item "key" is a hash of the other items.
+          identity: JSON object of all that decides the corpus. The same "key" means the same corpus.
           make: Function that writes the corpus and returns its manifest.
           overwrite: Whether to replace another corpus, finished or not.
           wait: Whether to wait for another process that makes the same output.

@@ -55,7 +55,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def errors_named(what: str) -> Iterator[None]:
-    """Raise errors of pyarrow as a CorpusFileError that begins with `what`."""
+    """Raise errors of pyarrow and of conversions to Python as a CorpusFileError that begins with `what`."""
     from pyarrow import ArrowException
 
     try:
@@ -133,7 +133,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
 
 def _head(path: str, size: int) -> bytes:
-    """Return the messages of a file before its first record batch: schema and dictionaries."""
+    """Return the bytes of the schema and the dictionaries before the first record batch, without the magic of an Arrow file."""
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0

@@ -84,7 +84,7 @@ class _Reader:
         self._pieces = decompressed(path, size, compression)
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return decompressed bytes `start` to `stop`, where `start` is at least `offset`."""
+        """Return decompressed bytes `start` to `stop`, or fewer if the file ends. `start` is at least `offset`."""
         while self.offset + len(self._data) < stop and (piece := next(self._pieces, b"")):
             self._skip_to(start)
             self._data += piece

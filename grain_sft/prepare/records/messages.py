@@ -32,7 +32,7 @@ _MAX_WEIGHT = 1e30  # well below the largest float32
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys unless they are null."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
@@ -83,8 +83,9 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message. For a tool result that is not a text, return "" and add the result to `extra`.
+    """Return the text of a message; "" for a tool call without text, and for a tool result that is not a text.
 
+    Such a result becomes `extra["content"]`. If the assistant calls tools without text, `extra["content"]` is None.
     OpenAI's list of one text, [{"type": "text", "text": "Hi"}], counts as "Hi". A list of several texts is refused, because
     templates join the texts differently.
     """

@@ -46,7 +46,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
-    # the fast check comes first: few brackets can't be too deep
+    # the fast check comes first: a text with few brackets can't be too deep
     if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):

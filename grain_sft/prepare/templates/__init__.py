@@ -61,7 +61,7 @@ def render(
 
 
 def _checked(result: Result, template: type[Template], name: str, vocab_size: int) -> Result:
-    """Return a result of another package's template if its token ids and loss are valid."""
+    """Return a result of another package's template. Raise a RecordError if its token ids or its loss are invalid."""
     if isinstance(result, RecordError):
         return result
     ids, loss = np.asarray(result.tokens), np.asarray(result.loss)

@@ -123,7 +123,7 @@ class Olmo(Chat):
     name = "olmo"
 
     def default(self) -> str:
-        """Return OLMo's template, if the tokenizer has its control tokens."""
+        """Return OLMo's template. Raise a PrepareError if the tokenizer lacks one of its control tokens."""
         missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")

@@ -35,9 +35,10 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of each message's content. None if a message has other keys, or the template changes a content.
+        """Span of each message's content.
 
-        A template may trim whitespace at the ends of the contents.
+        None if the chat has tools, a message has keys other than `role` and `content`, or the template leaves out or changes a
+        content. A template may trim whitespace at the ends of the contents.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None

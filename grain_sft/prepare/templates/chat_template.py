@@ -99,7 +99,7 @@ class ChatTemplate:
     def end_with_eos(self, text: str, end: int) -> int:
         """Return the end of an EOS that follows the turn's last token, as in Cohere's template; else `end`.
 
-        If EOS and BOS are the same token, the token may begin the next turn, so it does not count as EOS.
+        A second EOS does not count. An EOS that is also BOS does not count either, because it may begin the next turn.
         """
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)

@@ -1,7 +1,7 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-A turn may contain other blocks, such as `<myPT_think>...</myPT_think>`. Template episode_tool also renders tool calls, and adds
-a line break after each turn and after `<myPT_eot>`. The assistant's turns take loss, except their opening tags. `<myPT_eot>`
+A turn may contain more tags, such as `<myPT_think>...</myPT_think>`. Template episode_tool also renders tool calls, and adds a
+line break after each turn and after `<myPT_eot>`. The assistant's turns take loss, except their opening tags. `<myPT_eot>`
 takes loss.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`

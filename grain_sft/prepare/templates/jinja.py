@@ -62,7 +62,8 @@ def to_json(
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Value of `strftime_now`, the function for today's date. A call is an error, because tomorrow's corpus would differ."""
+"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined. A call is an error,
+because tomorrow's corpus would differ."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

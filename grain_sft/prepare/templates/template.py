@@ -109,7 +109,8 @@ class Template(abc.ABC):
         """Return whether each message takes loss. A message takes loss if its role is in `learned` and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`, or a weight is wrong.
+          RecordError: No message has a role in `learned`, a message of another role has weight 1, or a weight is neither 0
+            nor 1.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):

@@ -53,7 +53,7 @@ class HuggingFaceTokenizer(Tokenizer):
         model = self._content()["model"]
         if model.get("dropout"):
             raise CorpusError(f"{where}: its dropout draws ids at random. Set model.dropout to null in tokenizer.json.")
-        # a text may have the token of unknown characters
+        # a text may become the token of unknown characters
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
