@@ -13,7 +13,7 @@ from grain_sft.types import Ints
 class WindowLayout(Layout):
     """Consecutive windows of each shard, with `sequence_length` tokens each. Tokens after a shard's last window are dropped.
 
-    Windows cut through documents, and every row is one segment.
+    Rows are numbered shard after shard. Windows cut through documents, and every row is one segment.
 
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is

@@ -54,7 +54,8 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
     """Return the numbers of an epoch's batches in the order of reading, int64 [batches].
 
-    Batches are numbered bucket by bucket, from bucket 0 on. `counts` is a result of `batch_counts`.
+    Batches are numbered bucket by bucket, from bucket 0 on. `counts` is a result of `batch_counts`. `seed` is the seed
+    of the epoch, not of the run.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
@@ -98,8 +99,8 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts: first a part for each step, with the rows that the step reads. Then a part for each
-    bucket, with the rows that no step reads."""
+    """Order of an epoch's rows, in parts. First comes a part for each step, with the rows that the step reads. Then comes a
+    part for each bucket, with the rows that no step reads."""
 
     bucket: Ints  # int64 [parts]
     first_row: Ints  # int64 [parts], index of the part's first row in the order of its bucket's rows

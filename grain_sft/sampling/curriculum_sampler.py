@@ -29,11 +29,11 @@ class CurriculumSampler(EpochSampler):
     Each epoch shuffles the rows of each length, cuts them into batches, and reads the batches in the order of the curriculum.
     Rows that do not fill a batch are dropped. With `shuffle`, each epoch drops different rows.
 
-    Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H.
+    Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. Batches do not depend on H.
 
     Args:
-      buckets: Pairs (length, number of rows) of the buckets, in ascending order of the lengths. Each length divides the longest
-        length. Row numbers count through the buckets in this order.
+      buckets: Pairs (length, number of rows), in ascending order of the lengths. A bucket is all rows of one length. Each
+        length divides the longest length. Row numbers count through the buckets in this order.
       global_batch_size: Number of rows in a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle

@@ -155,7 +155,7 @@ class HalvingTree:
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     """Return the distance of the worst source in the best tree, and the number of sources in the left branch of its root.
 
-    In the best tree, the worst source has a smaller distance than in any other tree.
+    The best tree is the tree whose worst source has the smallest distance.
     """
     if len(weights) == 1:
         return distance, 0

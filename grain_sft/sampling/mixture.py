@@ -23,8 +23,8 @@ class Mixture:
     """Sources of rows and their weights.
 
     The share of a source is its weight divided by the sum of all weights. Weights are exact as written: 0.7 is 7/10. Of the
-    first 100 rows, a source with the share 1/3 gives 33 or 34. `Proportions` states how far a source can be from its share. A
-    source may itself be a mixture.
+    first 100 rows, a source with the share 1/3 gives 33 or 34: less than one row from its share. With five or more weights of
+    many digits, a source is less than two rows from its share (see `Proportions`). A source may itself be a mixture.
 
     Args:
       sources: Pair (weight, SourceOrder or Mixture) of each source, by name. Row numbers count through all sources in this

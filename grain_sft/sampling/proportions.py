@@ -146,7 +146,10 @@ class Proportions:
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows`, and the number of earlier rows of that source: int64 [n] each."""
+        """Return the source of each of `rows`, and the number of earlier rows of that source: int64 [n] each.
+
+        If `length` is not None, all `rows` are below it.
+        """
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)

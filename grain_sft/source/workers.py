@@ -112,7 +112,7 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 def stop(iterator: Any) -> None:
     """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    Grain would wait forever for a lock that a killed worker held. So `stop` waits at most 10 s, and then kills the workers.
+    Grain would wait forever for a lock that a killed worker held. So `stop` kills the workers that do not end within 10 s.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     tree, running = list(_tree(iterator)), processes(iterator)

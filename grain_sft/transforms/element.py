@@ -83,7 +83,7 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: Name of the trait:
         - "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        - "splits_rows": the transform returns arrays of other lengths than the sequence length, but equal in all batches;
+        - "splits_rows": the transform returns arrays of other lengths than the sequence length, the same in every batch;
         - "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches
           differ;
         - "cuts_columns": the transform cuts the same columns off every batch;

@@ -146,7 +146,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 
     An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`.
     """
-    # A run has p * (repeats - 1) equal pairs or more. Of the others, at least half are on one side of the pair at `at`.
+    # A run has p * (repeats - 1) equal pairs or more. Without the pair at `at`, at least half of them are on one side of it.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):

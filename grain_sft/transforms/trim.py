@@ -14,7 +14,8 @@ class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
     The transform leaves a multiple of `multiple` columns, or all columns. With 64, a batch keeps 128 columns if its longest row
-    has 100 tokens. OpenChat pads its batches in this way. Put it after transforms that need whole rows, such as NgramFilter.
+    has 100 tokens, and 64 if it has no tokens. OpenChat pads its batches in this way. The transform takes the source's dict or
+    a batch of ShiftTargets. Put it after transforms that need whole rows, such as NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: a TPU compiles the training step for each
     shape that `shapes` lists. The transform is for one host, because two hosts would cut their rows to different lengths. For

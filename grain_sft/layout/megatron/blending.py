@@ -8,8 +8,8 @@ one block. Thousands of chains run at once:
 1. A chain guesses its first values of `taken` in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen once less.
-3. If the values of `taken` at the start of chain i differ from the values at the end of chain i - 1, chain i runs again from
-   these values. This repeats until no chain differs. So the result is always the loop's result.
+3. If the values of `taken` at the start of chain i differ from the values at the end of chain i - 1, chain i runs again, from
+   the values of chain i - 1. This repeats until no chain differs. So the result is always the loop's result.
 
 `bench --only megatron` compares the speed of this module with that of megatron-core's compiled loop.
 """
@@ -104,7 +104,7 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
         taken = _guess(weights, step[group] - early)
         _run(weights, step[group] - early, taken, early)
         at_begin[:, group] = taken
-        at_begin[:, 0] = 0
+        at_begin[:, 0] = 0  # no sample comes before the first chain
         run(group)
     while len(wrong := 1 + np.flatnonzero((at_end[:, :-1] != at_begin[:, 1:]).any(axis=0))):
         at_begin[:, wrong] = at_end[:, wrong - 1]

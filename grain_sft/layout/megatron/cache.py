@@ -202,7 +202,7 @@ def _load(path: str) -> Integers:
 
 
 def _fault_of(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
-    """Return a sentence on what is wrong with an index; "" for a sound index."""
+    """Return what is wrong with an index, as a sentence that begins with the file's ending; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

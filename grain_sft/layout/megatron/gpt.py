@@ -28,7 +28,7 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. Row numbers follow Megatron's shuffle (except in variant "mmap"), so a config without an order reads the rows by
+    shards. Except in variant "mmap", row numbers follow Megatron's shuffle. So a config without an order then reads the rows by
     ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an

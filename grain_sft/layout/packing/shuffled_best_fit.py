@@ -1,7 +1,7 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
 Advantage: documents that share a row in one epoch rarely share a row in the next. Disadvantages: every epoch needs a plan, and
-rows have more padding than if all documents were packed at once. The difference is 1-2% of the rows' tokens if an epoch has
+rows have more padding than if all documents were packed at once. The difference is 1-2% of the rows' columns if an epoch has
 hundreds of rows, 0.1-0.9% if an epoch has thousands, and less than 0.1% if chunks have 65,536 documents, the maximum.
 """
 

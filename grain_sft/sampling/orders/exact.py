@@ -27,7 +27,7 @@ from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
 _VERSION = 1
-_SEEDS = 1 << 32
+_SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21
 """A permutation of this many rows or more is stored in a file. Each process makes shorter permutations itself, in tens of
