@@ -68,7 +68,7 @@ class NpyDataSource(RowSource):
 
     Raises:
       LayoutError: `layout` is of a mixture, which only MixtureSource reads. Or the corpus has preference pairs or the weights
-        of a blend, and `layout` ignores them.
+        of a blend, and `layout` ignores them. Or `max_open_files` is not a positive integer.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
