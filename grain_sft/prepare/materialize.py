@@ -65,8 +65,8 @@ def materialize(
         try:
             open_corpus(target.output, format="rows")
         except (CorpusError, OSError) as error:
-            problem = f"{target.output}: holds these rows, but they are damaged"
-            raise LayoutError(f"{problem}: {error} Remove the folder, and write them again.") from error
+            problem = f"{target.output}: holds these rows, but they are damaged ({str(error).rstrip('.')})"
+            raise LayoutError(f"{problem}. Remove the folder, and write them again.") from error
     return result
 
 
