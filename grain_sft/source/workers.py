@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from typing import Any
 
 from absl import flags
@@ -132,8 +132,8 @@ def stop(iterator: Any) -> None:
             for process in running:
                 process.kill()
             _end_waits(tree)
-            for each in tree:
-                each._prefetch_process = None  # with a process, Grain would wait for the lock again at exit
+            # Grain's exit functions of priority 1 would wait for the lock again
+            util.Finalize(None, _ignore_closes, (tree,), exitpriority=2)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator, tree)
     # Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The lists are replaced
@@ -141,6 +141,12 @@ def stop(iterator: Any) -> None:
     for each in tree:
         if hasattr(each, "_iterators_in_use"):
             each._iterators_in_use = []
+
+
+def _ignore_closes(tree: Iterable[Any]) -> None:
+    """Make the method `close` of Grain iterators do nothing."""
+    for each in tree:
+        each.close = lambda: None
 
 
 def _close(iterator: Any, tree: Iterable[Any]) -> None:
