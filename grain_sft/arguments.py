@@ -103,6 +103,8 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        """Return `method` as a function that also takes `names` by position, after `self`."""
+
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`

@@ -69,6 +69,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
     """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
+        """Replace the constructor of a class by one that also takes the former names, and return the class."""
         function = vars(decorated)["__init__"]
 
         @functools.wraps(function)

@@ -44,6 +44,7 @@ class _Loader(yaml.SafeLoader):
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return the node of a mapping. Refuse a repeated key."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:

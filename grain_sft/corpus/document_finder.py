@@ -77,6 +77,7 @@ class DocumentFinder:
         key = self.content
 
         def take_pending() -> Documents:
+            """Return the documents and clear `_pending`. Raise CorpusFileError unless their content hash is `key`."""
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None

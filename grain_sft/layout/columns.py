@@ -50,6 +50,7 @@ class ColumnsLayout(Layout):
         return len(self._layout)
 
     def pieces(self, rows: Ints) -> Pieces:
+        """Return the pieces of whole rows, cut to these columns. Column 0 is the first of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
         # a piece outside these columns gets length 0 or less

@@ -40,6 +40,7 @@ class MaterializedLayout(Layout):
         return self.corpus.num_tokens // self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
+        """Return the documents of the stored rows: each document of the corpus is one segment."""
         starts, lengths = self.corpus.documents
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)

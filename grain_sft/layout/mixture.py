@@ -99,6 +99,7 @@ class MixtureLayout(Layout):
             yield self.names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
+        """Return the pieces of the parts, with the mixture's numbers of shards and documents."""
         if not len(rows):
             return self._layouts[0].pieces(rows)
 

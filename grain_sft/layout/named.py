@@ -216,6 +216,7 @@ class _Inputs:
         return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
+        """See the function `documents_of_record`."""
         if self._columns is None:
             hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")

@@ -232,6 +232,7 @@ class PackedLayout(Layout):
         return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))
 
     def left_out(self) -> list[LeftOut]:
+        """Return what all epochs cut, drop, split and pad, and the number of tokens of the corpus that are in no document."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [

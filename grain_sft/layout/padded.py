@@ -60,6 +60,7 @@ class PaddedLayout(Layout):
         return pieces_of(self.corpus, np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:
+        """Return what is cut from long documents, the documents that are too short, the padding, and tokens in no document."""
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens

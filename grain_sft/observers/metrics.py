@@ -104,6 +104,7 @@ class Metrics(Observer):
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        """Add rows and tokens to the counters, times to the histograms, and set the gauge of the next step."""
         if not self._counters:
             return
         # `_` is the `IteratorStats` of each batch; without arrivals, all columns are empty

@@ -91,6 +91,7 @@ class Job(Renderer):
         return f"{', '.join(counts)}.{example}"
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
+        """Return the plan of documents that are already split and counted."""
         return Plan(
             folder=self.target.stage,
             request=self.request,

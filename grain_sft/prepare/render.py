@@ -111,6 +111,7 @@ class Renderer:
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
 
     def chunk(self, units: Iterable[Unit]) -> bytes:
+        """Return the bytes of the chunk of a group of units."""
         contents = Contents()
         for batch in self._batches(units):
             valid = [parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]

@@ -79,6 +79,7 @@ def make_corpus(
     job = Job(request, scanned, target.output, inputs.grouped(scanned, placed))
 
     def make() -> dict[str, Any]:
+        """Render the groups that have no chunk, write the corpus, and return its manifest."""
         headers = job.chunks.existing_headers(len(job.groups))
         missing = [number for number, header in enumerate(headers) if header is None]
         done = total - sum(map(job.size_of, missing))

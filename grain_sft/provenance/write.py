@@ -67,6 +67,7 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
+        """Write the columns as aligned lines. Each call may widen the columns; the first call also writes their names."""
         is_first_call = not widths
         aligned_columns = []
         for name, column in columns.items():

@@ -134,6 +134,7 @@ class HalvingTree:
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:
+        """Return the number of rows of each source before `row`."""
         counts = [0] * len(self._weights)
         for source, path in self._paths.items():
             num_rows = np.array([row], np.int64)  # number of rows that reach the node

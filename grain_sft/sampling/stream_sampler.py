@@ -127,6 +127,7 @@ class StreamSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
+        """See `Sampler.find_slots`. It searches a million indices of an epoch at a time."""
         slots = BatchSlots.joined(self._search(rows, self._checked_epochs(epochs)))
         is_read = (slots.step >= 0) & (slots.step < self.end_step)
         if hosts is not None:

@@ -95,6 +95,7 @@ class _PaddedSource(RowSource):
         self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return the arrays of `NpyDataSource.read`, with padding in place of withdrawn documents."""
         element = self._source.read(indices)
         spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
         if not spans:

@@ -170,6 +170,7 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
     """
 
     def row(tag: str, line: Sequence[object]) -> str:
+        """Return a line of the table. `tag` is the element of its cells: th or td."""
         cells = []
         for column, value in enumerate(line):
             num_spanned = len(head) - column if column == len(line) - 1 else 1

@@ -65,6 +65,7 @@ class Megatron(Format):
         return self.read_list(words, options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open prefixes in order, or a blend of weights and prefixes in turn. All prefixes have one dtype."""
         weights, named = _blend(paths)
         listed = set(named)
         prefixes: list[str] = []

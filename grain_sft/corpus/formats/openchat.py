@@ -114,6 +114,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return [list(bytes.fromhex(text)) for text in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
+        """Write the files `unpacked`, and return their hashes and the metadata of the Parquet file."""
         weights: npt.NDArray[np.float32] | None = None
         if first_weights:
             file = scan_loss(first_weights, "float32")

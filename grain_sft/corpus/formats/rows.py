@@ -89,6 +89,7 @@ def scan_rows(
         raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
+        """Return shard `number` of `num_rows` rows. Refuse a file whose size does not fit this number."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)

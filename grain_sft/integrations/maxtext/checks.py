@@ -152,6 +152,7 @@ def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callab
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:
+        """Return the arrays of `keys`. Refuse the first token beyond the vocabulary, with its row and column."""
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:

@@ -175,6 +175,7 @@ class MegatronGptLayout(Layout):
         return self._counts[0] if self._blend is None else len(self._blend.chosen)
 
     def pieces(self, rows: Ints) -> Pieces:
+        """Return the parts of documents in each of `rows`. All parts of a row are one segment."""
         if self._blend is None or not len(rows):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:

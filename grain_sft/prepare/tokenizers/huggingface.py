@@ -65,6 +65,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
+        """The tokenizer that transformers loads from the files."""
         reason = f"{self._where}: a tokenizer of Hugging Face"
         # without this variable, transformers would advise to install PyTorch
         with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
@@ -138,6 +139,7 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
+            """Return the ids of one text. A long text is cut into pieces at places where a cut does not change the ids."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:

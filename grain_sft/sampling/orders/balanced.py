@@ -31,6 +31,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         return row_costs
 
     def rows_of_epoch(epoch: int) -> Ints:
+        """Return the row at each index of an epoch, int64 [num_rows]."""
         random = np.random.Generator(np.random.PCG64([seed, epoch]))
         cuts = costs.cuts(epoch)
         rows: Ints = random.permutation(num_rows)

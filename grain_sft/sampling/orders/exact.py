@@ -44,6 +44,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+        """Return the `RowsAt` of `num_rows` rows. It makes or opens the permutation of an epoch on first use."""
         seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)

@@ -73,7 +73,10 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+            """Return a `RowsAt` that calls `permutation` for each epoch that is not in its cache."""
+
             def rows_of(epoch: int) -> Ints:
+                """Return the permutation of an epoch: int64 [num_rows]. Refuse a result that repeats or lacks rows."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 where = f"order {name_of(permutation)}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
@@ -102,11 +105,13 @@ class Order:
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
+            """Return the `RowsAt` of `entry`, whose results are checked in each call."""
             name, expected = f"order {name_of(entry.make)}", "Return the numbers of the rows at the indices."
             with entry_errors(SamplerError, name, "Expected a function `make`, as in `Order`. Fix its code."):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
+                """Return the rows at `indices`. Refuse results of another shape or type, and rows that do not exist."""
                 where = f"{name}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))

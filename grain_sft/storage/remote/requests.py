@@ -55,6 +55,7 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
+        """Return the result of one request, or its exception. Raise if the time for its retries is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -78,6 +79,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     """Return the file system's description of a file."""
 
     async def attempt() -> Mapping[str, Any]:
+        """Return the client's description of the file, in one request."""
         try:
             if client.async_impl:
                 return dict(await client._info(path))
