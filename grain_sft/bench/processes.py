@@ -19,7 +19,7 @@ SHUFFLE_FILES = 950  # token files of that mix
 # programs of `run_program`, which puts imports and the function `memory` before them
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
-begin = time.perf_counter()
+mb_before, begin = memory()["peak_mb"], time.perf_counter()
 source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 8192))
 sampler = IndexSampler(len(source), global_batch_size=8, seed=0)
 pipeline = Pipeline(source, sampler, [NgramFilter(), ShiftTargets()])
@@ -53,7 +53,8 @@ seconds = time.perf_counter() - begin
 def cost(first):
     return statistics.median(seconds_waited(lambda: pipeline[step], 0) for step in range(first, first + 200)) * 1e3
 early, late = cost(0), cost(10_000_000)
-print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "step_10m_ms": late, **memory()}))
+figures = {"rows": len(source), "seconds": seconds, "step_0_ms": early, "step_10m_ms": late}
+print(json.dumps({**figures, "mb_before": mb_before, **memory()}))
 """
 
 

@@ -66,4 +66,5 @@ def test_traces_of_a_small_run_are_measured(tmp_path):
 def test_724_million_rows_are_shuffled_without_an_order_in_memory(tmp_path):
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000
-    assert figures["peak_mb"] < 500  # an order of int64 would need 5,800
+    # imports alone need 205 to 280 MB, by the version of Python; an order of int64 would need 5,800
+    assert figures["peak_mb"] - figures["mb_before"] < 90

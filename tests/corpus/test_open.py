@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 
 import numpy as np
@@ -131,7 +132,7 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
     guarded = ("owner", "detect", "detect_list", "training_files", "check_parts", "whole_split", "part", "home")
     for where, name, value, message in (
         (path, "rank", "x", "rank is 'x'"),
-        (path, "metadata_files", "(", "missing ), unterminated subpattern"),
+        (path, "metadata_files", "(", f"metadata_files='(': {re.error.__name__}: "),
         (path, "split", lambda *given: 5, "Wrong: AttributeError: 'int' object has no"),
         (path, "read", lambda *given: 7, "the corpus that the format returns is 7"),
         *(([tmp_path], name, None, "Wrong: TypeError: 'NoneType' object is not callable. Fix its") for name in guarded),

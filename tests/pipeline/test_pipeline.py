@@ -157,9 +157,11 @@ def test_a_state_returns_to_its_step_whatever_the_workers(source, workers):
     iterator = mine.iter(start_step=3)
     next(iterator)
     state = json.loads(json.dumps(iterator.get_state()))
+    assert state["next_step"] == 4
     other = pipeline(source, Host(1, 2)).iter(worker_count=workers)
     next(other)
     other.set_state(state)
+    assert other.next_step == 4
     assert_same_stream(itertools.islice(other, 3), [mine[step] for step in (4, 5, 6)])
     other.close()
 
