@@ -5,6 +5,7 @@ The metrics are in prometheus_client's default registry, which Grain's own serve
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import os
@@ -78,7 +79,7 @@ class Metrics(Observer):
         # a fork waits until no metric changes: otherwise the child could inherit a locked metric
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported: dict[str, int] = {}  # `activity.counts` at the last export or fork
+        self._exported = collections.Counter[str]()  # `activity.counts` at the last export or fork
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -100,7 +101,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """In a forked child, export only counts after the fork, because the parent exports the earlier counts."""
-        self._exported = {name: activity.counts[name] for name in self._counters}
+        self._exported = collections.Counter({name: activity.counts[name] for name in self._counters})
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
@@ -131,8 +132,9 @@ class Metrics(Observer):
         with self._lock:
             for name, counter in self._counters.items():
                 value = activity.counts[name]
-                counter.inc(value - self._exported.get(name, 0))
-                self._exported[name] = value
+                if value != self._exported[name]:
+                    counter.inc(value - self._exported[name])
+                    self._exported[name] = value
 
     def collect(self) -> list[Metric]:
         """Return the current metrics. prometheus_client's registry calls this method."""

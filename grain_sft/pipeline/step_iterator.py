@@ -223,8 +223,6 @@ def checked_step(pipeline: Run, step: object) -> int:
 def _shape(batch: Any) -> tuple[int, ...]:
     """Return the shape of the first array of a batch, such as (rows, L); (0,) for a batch without arrays."""
     try:
-        for array in batch.values():
-            return array.shape or (0,)
-    except (AttributeError, TypeError, IndexError):
-        pass
-    return (0,)
+        return tuple(next(iter(batch.values())).shape) or (0,)
+    except (AttributeError, TypeError, StopIteration):
+        return (0,)

@@ -9,7 +9,6 @@ longer to begin.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,16 +66,17 @@ class SegmentRow:
             `Layout.row_segments`. Both are 0, except in a row that holds only some columns of a longer row.
         """
         length, counting, segments, segments_data, positions, positions_data, target_segments = self._views
-        begin, first_id, last_id = 0, row_begin[0] + 1, row_begin[0] + len(ends)
-        ids: Iterable[Any] = _IDS if first_id == 1 and last_id <= len(_IDS) else range(first_id, last_id + 1)
+        segments_before, first_position = row_begin
+        begin, last_id = 0, segments_before + len(ends)
+        ids = _IDS[segments_before:last_id] if last_id <= len(_IDS) else range(segments_before + 1, last_id + 1)
         for segment_id, end in zip(ids, ends):  # noqa: B905
             segments[begin:end] = segment_id
             positions_data[begin:end] = counting[: end - begin]
             begin = end
         if begin < length:
             segments[begin:] = positions[begin:] = ZERO
-        if row_begin[1] and ends:
-            positions[: ends[0]] += row_begin[1]
+        if first_position and ends:
+            positions[: ends[0]] += first_position
         if take_loss:
             target_segments[:] = segments_data
             for end in ends:
