@@ -32,7 +32,7 @@ _amounts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked chi
 
 def count(name: str, amount: int) -> None:
     """Add `amount` to the counter `name`."""
-    key = name, get_ident()  # one amount for all threads needs a lock, and takes twice as long
+    key = name, get_ident()  # with a lock instead, written rows take 0.4 % longer (`bench --only packed`)
     _amounts[key] = _amounts.get(key, 0) + amount
 
 
