@@ -68,19 +68,22 @@ class SegmentRow:
         length, counting, segments, segments_data, positions, positions_data, target_segments = self._views
         segments_before, first_position = row_begin
         begin, last_id = 0, segments_before + len(ends)
-        ids = _IDS[segments_before:last_id] if last_id <= len(_IDS) else range(segments_before + 1, last_id + 1)
+        ids = _IDS if not segments_before and last_id <= len(_IDS) else range(segments_before + 1, last_id + 1)
         for segment_id, end in zip(ids, ends):  # noqa: B905
             segments[begin:end] = segment_id
-            positions_data[begin:end] = counting[: end - begin]
             begin = end
         if begin < length:
             segments[begin:] = positions[begin:] = ZERO
-        if first_position and ends:
-            positions[: ends[0]] += first_position
         if take_loss:
             target_segments[:] = segments_data
             for end in ends:
                 target_segments[end - 1] = 0
+        begin = 0
+        for end in ends:
+            positions_data[begin:end] = counting[: end - begin]
+            begin = end
+        if first_position and ends:
+            positions[: ends[0]] += first_position
 
     def shift(self) -> None:
         """Fill the targets: the next input for each column, and 0 for the last column."""
