@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -50,16 +50,19 @@ def as_integers(name: str, values: object, error: type[GrainSftError]) -> Ints:
     """Return `values`, a sequence of integers, as int64 [n]; raise `error` for anything else."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         return values
+    items = _items(values)
     try:
-        return np.array([operator.index(value) for value in cast("Iterable[Any]", values)], np.int64)
+        if items is not None and bool not in map(type, items):
+            return np.array(list(map(operator.index, items)), np.int64)
     except (TypeError, OverflowError):
-        raise error(f"{name}={shortened(repr(values))}: expected a sequence of integers.") from None
+        pass
+    raise error(f"{name}={shortened(repr(values))}: expected a sequence of integers.")
 
 
 def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, int]:
     """Return `value` as two ints of at least 0; raise `error` for anything else."""
-    values = list(value) if isinstance(value, Iterable) else []
-    if len(values) != 2:
+    values = _items(value)
+    if values is None or len(values) != 2:
         raise error(f"{name}={value!r}: expected two integers.")
     first, second = (as_integer(f"{name}={value!r}: a number", number, 0, error) for number in values)
     return first, second
@@ -68,16 +71,29 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Raise a `WrongTypeError` unless `value` has the type or union `kind`, which the message calls `expected`."""
     if not isinstance(value, kind):
-        raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+        raise _wrong_type(name, value, expected)
+
+
+def _wrong_type(name: str, value: object, expected: str) -> WrongTypeError:
+    return WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+
+
+def _items(value: object) -> list[Any] | None:
+    """Return the items of an iterable; None for other values, such as an integer or an array of 0 dimensions."""
+    try:
+        return list(cast("Any", value))
+    except TypeError:
+        return None
 
 
 def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
     """Return `values`, an iterable of objects of the class `kind`, as a tuple; raise a `WrongTypeError` for anything else."""
-    check_type(name, values, Iterable, f"a list of objects of {kind.__name__}")
-    objects = tuple(cast("Iterable[T]", values))
-    for item in objects:
+    items = _items(values)
+    if items is None:
+        raise _wrong_type(name, values, f"a list of objects of {kind.__name__}")
+    for item in items:
         check_type(f"{name}: an item", item, kind, f"an object of {kind.__name__}")
-    return objects
+    return tuple(items)
 
 
 def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:
@@ -90,10 +106,9 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
     """Return `value`, one path or an ordered iterable of paths, as a list; raise a `WrongTypeError` for anything else."""
     if isinstance(value, str | os.PathLike):
         return [value]
-    if isinstance(value, Mapping | set | frozenset | bytes | bytearray) or not isinstance(value, Iterable):
-        found = f"{shortened(repr(value))} ({type(value).__name__})"
-        raise WrongTypeError(f"{name} is {found}; expected a path or a list of paths.")
-    items = list(value)
+    items = None if isinstance(value, Mapping | set | frozenset | bytes | bytearray) else _items(value)
+    if items is None:
+        raise _wrong_type(name, value, "a path or a list of paths")
     for item in items:
         check_type(f"{name}: an item", item, str | os.PathLike, "a path")
     return items

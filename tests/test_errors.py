@@ -2,9 +2,10 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
-from grain_sft import GrainSftError, Host, NgramFilter, errors, open_corpus
+from grain_sft import GrainSftError, Host, NgramFilter, arguments, errors, open_corpus
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GrainSftError)]
 
@@ -33,6 +34,21 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch, text):
 def test_wrong_types_raise_a_grain_sft_error(make):
     with pytest.raises(GrainSftError, match="expected an integer"):
         make()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda zero: open_corpus(zero),
+        lambda zero: arguments.as_pair("columns", zero, errors.PipelineError),
+        lambda zero: arguments.as_objects("stages", zero, Host),
+        lambda zero: arguments.as_integers("slots", zero, errors.RowIndexError),
+        lambda _: arguments.as_integers("slots", [True], errors.RowIndexError),
+    ],
+)
+def test_arrays_of_zero_dimensions_and_booleans_raise_a_grain_sft_error(call):
+    with pytest.raises(GrainSftError, match=r"(array\(5\)|\[True\]).*expected"):
+        call(np.array(5))
 
 
 def test_a_set_of_paths_is_refused_because_it_has_no_order():
