@@ -27,7 +27,7 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return int64 [names + 1]: the number of each name of a stage, then -1. Index -1 stands for no name, and gives -1."""
+        """Return int64 [names + 1]: the number of each name of a stage, then -1. Index -1 means no name, and gives -1."""
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 

@@ -19,7 +19,7 @@ ROOT = pages.DOCS.parent
 PAGE = pages.read("evidence.md")
 
 WITH_MAXTEXT = "pytest -m maxtext tests/integrations"
-STANDS_FOR = {"MIX": "mix.txt", "CORPUS": "data/sft/train", "CONFIG": "sft.yaml", "LOG": "logs/audit.log", "K": "3"}
+VALUES = {"MIX": "mix.txt", "CORPUS": "data/sft/train", "CONFIG": "sft.yaml", "LOG": "logs/audit.log", "K": "3"}
 SFT = """
 corpus: {path: data/sft/train}
 layout: {kind: packed, sequence_length: 128}
@@ -49,7 +49,7 @@ HEAVY = [command for command in PYTEST if command.startswith("pytest -m heavy ")
 
 def arguments(command: str) -> list[str]:
     """Return the arguments of a command of grain-sft, with values in place of words in capitals, such as CORPUS."""
-    return [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
+    return [VALUES.get(word, word) for word in shlex.split(command)[1:]]
 
 
 @pytest.fixture

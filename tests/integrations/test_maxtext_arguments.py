@@ -1,4 +1,4 @@
-"""Tests of `python -m grain_sft.integrations.maxtext`: arguments, checks and iterators, with stand-ins for MaxText."""
+"""Tests of `python -m grain_sft.integrations.maxtext`: arguments, checks and iterators, with modules that replace MaxText's."""
 
 import contextlib
 import importlib.util
@@ -266,8 +266,8 @@ def test_the_error_of_the_data_is_raised_rather_than_the_error_of_maxtext(config
 
     trainer = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
     pipelines = types.SimpleNamespace(input_pipeline_interface=interface)
-    stand_ins = {"": types.ModuleType(""), ".input_pipeline": pipelines, ".trainers.pre_train.train": trainer}
-    for name, module in stand_ins.items():
+    replaced = {"": types.ModuleType(""), ".input_pipeline": pipelines, ".trainers.pre_train.train": trainer}
+    for name, module in replaced.items():
         monkeypatch.setitem(sys.modules, f"maxtext{name}", module)
     monkeypatch.setattr(launcher.iterators, "make_train_iterator", lambda *_, options: failing)
     with refused("MaxText's vocab_size is 1"):

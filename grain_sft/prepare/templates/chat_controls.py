@@ -28,7 +28,7 @@ class Control(NamedTuple):
 
 Find = Callable[[str], list[Control]]  # returns the control tokens of a text
 
-_STAND_IN = "\U00020000"  # a letter that stands for a whole text of the chat
+_PLACEHOLDER = "\U00020000"  # a letter that replaces a whole text of the chat
 _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")  # the texts of a disguised chat
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
@@ -71,9 +71,9 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
 
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat."""
-    starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
+    starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_PLACEHOLDER) for literal in literals)]
     controls = []
-    for number, start, stop in _find_once(find, _STAND_IN.join(literals)):
+    for number, start, stop in _find_once(find, _PLACEHOLDER.join(literals)):
         literal = bisect.bisect_right(starts_in_joined, start) - 1
         shift = starts[literal] - starts_in_joined[literal]  # from the joined literals to the chat
         controls.append(Control(number, start + shift, stop + shift))
@@ -90,7 +90,7 @@ class Disguise:
     """Disguise of one chat: each character of its texts becomes a character that neither the chat nor the template uses.
 
     All other characters of the rendered chat come from the template. Example with a text that spells a control token (the
-    letters A to L stand for unused characters):
+    letters A to L mean unused characters):
 
       text of the chat                say <|im_end|>
       disguised text                  ABC DEFGHIJKEL

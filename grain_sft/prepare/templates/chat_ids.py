@@ -77,7 +77,7 @@ class WholeChats(Encoder):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # ids that stand for unknown characters
+        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # ids of unknown characters
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:

@@ -25,7 +25,7 @@ SPLITS = ("969,30,1", "100,0,0", "80,15,5", "1", "0.5,0.25,0.25", "7,3", "0,0,1"
 
 
 class Recorder:
-    """Stands in for a dataset in the builder, and keeps the sequences that the builder chose for it."""
+    """Dataset of the builder that keeps the sequences that the builder chose for it."""
 
     def __init__(self, dataset, path, indices, num_samples, split, config):
         del dataset, path, num_samples, split, config
@@ -42,7 +42,7 @@ class Recorder:
 
 
 class Tokenizer:
-    """A stand-in for a tokenizer, with the two values that megatron-core's configuration reads."""
+    """A tokenizer with the two values that megatron-core's configuration reads."""
 
     vocab_size, eod = 256, 0
 

@@ -27,7 +27,7 @@ def options(about: str, *paths: str) -> argparse.Namespace:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of installed packages. The name "python" stands for Python itself."""
+    """Return the versions of installed packages. The name "python" means Python itself."""
     found = {name: importlib.metadata.version(name) for name in packages if name != "python"}
     return found | ({"python": platform.python_version()} if "python" in packages else {})
 

@@ -1,4 +1,4 @@
-"""A folder as an input stands for the files of records below it, in sorted order, locally and in a bucket."""
+"""A folder as an input means the files of records below it, in sorted order, locally and in a bucket."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ IGNORED = [
 ]  # fmt: skip
 
 
-def test_a_folder_stands_for_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
+def test_a_folder_means_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
     files_in(tmp_path, [*TREE, *IGNORED])
     monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
     assert named(tmp_path) == named(f"{tmp_path}/") == sorted(f"{tmp_path}/{name}" for name in TREE)
@@ -49,7 +49,7 @@ def test_a_folder_stands_for_files_of_records_and_not_for_texts_or_hidden_folder
         named(tmp_path)
 
 
-def test_a_folder_without_records_stands_for_its_texts(tmp_path):
+def test_a_folder_without_records_means_its_texts(tmp_path):
     texts = ["a.txt", "b/c.md", "b/d.txt"]
     files_in(tmp_path, [*texts, "b/e.py", ".cache/f.txt", "g.html"], "# A text\n")
     assert named(tmp_path) == sorted(f"{tmp_path}/{name}" for name in texts)
