@@ -110,7 +110,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     for continued in (by_eos, touching, []):
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
-    found = f"boundary files hold {num_pieces} pieces, of which {len(touching)} may continue a document"
+    found = f"boundary files hold {num_pieces} pieces, and {len(touching)} of them may continue a document"
     problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
     raise CorpusError(f"{problem}. Copy the files again, or fix eos_token_id ({corpus.eos_token_id}).")
 

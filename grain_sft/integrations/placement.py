@@ -97,7 +97,7 @@ class Block(NamedTuple):
 class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices."""
 
-    reads: npt.NDArray[np.int64]  # [n], slots of the global batch of which this process reads all or some columns
+    reads: npt.NDArray[np.int64]  # [n], slots of the global batch; this process reads all or some of their columns
     blocks: list[Block]  # what this process reads
     writer: int  # index of the process that writes the files of observers for all processes
     shape: Shape  # shape of the arrays that `put` returns

@@ -67,8 +67,8 @@ def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data,
     pipeline = load({"inherits": "configs/sft1/mine.json", "dataset_dir": str(data)})
     assert pipeline.data_key == load({**GPT_CONFIG, "epoch_seed": 7, "dataset_dir": str(data)}).data_key
     (tmp_path / "configs" / "sft1" / "data").symlink_to(data)
-    beside = write_config(tmp_path / "configs" / "sft1" / "whole.json", {**mine, "dataset_dir": "data"})
-    assert load(beside).data_key == pipeline.data_key
+    in_same_folder = write_config(tmp_path / "configs" / "sft1" / "whole.json", {**mine, "dataset_dir": "data"})
+    assert load(in_same_folder).data_key == pipeline.data_key
 
 
 def test_sections_of_ours_replace_a_trainers_keys(data):

@@ -1,6 +1,6 @@
 """Label masks may be listed or ignored, and a saved index records which. A missing mask never means loss on all tokens.
 
-A label mask is a file beside a token file. It states which of the tokens take loss.
+A label mask is a file next to a token file. It states which of the tokens take loss.
 """
 
 import json
@@ -45,7 +45,7 @@ def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
 
 
 def test_listed_masks_belong_to_the_token_files_in_order(parts, tmp_path):
-    """The listed masks are the inverse of the parts' own masks, of which only the first is left."""
+    """The listed masks are the inverse of the parts' own masks. Only the first of those is left."""
     away, tokens = tmp_path / "masks", sft.tokens_of(parts)
     away.mkdir()
     for number, mask in enumerate(sft.masks_of(parts)):

@@ -98,7 +98,7 @@ def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
         here = dict.fromkeys(("/far/", "memory://far/"), str(tmp_path / "data"))
         assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
-    # A sources.bin beside two prefixes is ignored, because it does not state which of them it describes.
+    # A sources.bin next to two prefixes is ignored, because it does not state which of them it describes.
     (tmp_path / "data/sources.bin").write_bytes(b"")
     assert open_corpus(one).sources_file is None
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")

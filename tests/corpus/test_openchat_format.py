@@ -1,6 +1,6 @@
 """OpenChat's Parquet files are unpacked to the cache once, and open as a corpus.
 
-A file has, beside each token, the weight of the token after it. In the corpus, each token has its own weight. The weights of
+A file has the weight of the next token with each token. In the corpus, each token has its own weight. The weights of
 the first tokens of documents are in a file of their own, `*.first_weights.bin`.
 """
 

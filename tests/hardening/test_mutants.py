@@ -128,8 +128,8 @@ def read_index(before: Path, path: Path) -> None:
 def read_plan(path: Path) -> None:
     """Verify a plan with its corpus and without: `verify` must never raise. Raise an error if it found damage."""
     alone = verify(path, what="plan")
-    beside = verify(path, what="plan", corpus=path.parents[1] / "whole" / "olmo", options={"eos_token_id": EOS})
-    if not (alone.sound and beside.sound):
+    with_tokens = verify(path, what="plan", corpus=path.parents[1] / "whole" / "olmo", options={"eos_token_id": EOS})
+    if not (alone.sound and with_tokens.sound):
         raise GrainSftError("verify found the damage")
 
 

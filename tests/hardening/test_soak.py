@@ -42,7 +42,7 @@ def soak(pipeline: Pipeline, seconds: float) -> dict[str, object]:
     """Read batches for `seconds`, and on to the end of the epoch. Return the counts of rows and the measurements."""
     source = pipeline.source
     tokens = source.read(range(len(source)))["tokens"]
-    assert len(np.unique(tokens, axis=0)) == len(source), "rows that can't be told apart"
+    assert len(np.unique(tokens, axis=0)) == len(source), "rows that are equal"
     times, wrong = np.zeros(len(source), np.int64), 0  # times[row]: number of batches that had the row
     epoch = len(source) // BATCH
     samples, step = [], 0

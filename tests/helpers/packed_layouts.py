@@ -17,7 +17,7 @@ def open_case(case: PackedCase, folder: Path, written: tuple[list[Path], list[Pa
 
 
 def write_boundaries(case: PackedCase, tokens: list[Path]) -> None:
-    """Write `start,end,id,src,loc` of each document beside the token files, as Dolma's tokenizer does."""
+    """Write `start,end,id,src,loc` of each document next to the token files, as Dolma's tokenizer does."""
     for path in tokens:
         ids = np.fromfile(path, case.dtype)
         ends = np.flatnonzero(ids == EOS) + 1

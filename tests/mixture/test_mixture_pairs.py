@@ -59,7 +59,7 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_an
     ],
 )
 def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(folder, sources, layout):
-    """All rows of these mixtures have 80 tokens, so the sources can't be told apart by the length of their rows."""
+    """All rows of these mixtures have 80 tokens, so the length of a row does not show its source."""
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
     with pytest.raises(LayoutError, match="expected preference pairs in all sources"):

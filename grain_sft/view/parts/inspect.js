@@ -177,7 +177,7 @@
     render();
     if (held) focus(find("tokens").querySelector(".t"));
   };
-  const beside = (from, by) => {
+  const neighbour = (from, by) => {
     let to = from;
     do {
       to = by > 0 ? to.nextElementSibling : to.previousElementSibling;
@@ -192,7 +192,7 @@
     const begin = from.getBoundingClientRect();
     let to = from, best = from, gap = Infinity, line = null;
     for (let count = 0; count < 2000; count++) {
-      to = beside(to, by);
+      to = neighbour(to, by);
       if (!to) break;
       const place = to.getBoundingClientRect();
       if (Math.abs(place.top - begin.top) < begin.height / 2) continue;
@@ -218,8 +218,8 @@
     0: () => change({ segment: null }),
   };
   const moves = {
-    ArrowRight: (from) => beside(from, 1),
-    ArrowLeft: (from) => beside(from, -1),
+    ArrowRight: (from) => neighbour(from, 1),
+    ArrowLeft: (from) => neighbour(from, -1),
     ArrowDown: (from) => above(from, 1),
     ArrowUp: (from) => above(from, -1),
     Home: () => find("tokens").querySelector(".t"),

@@ -1,4 +1,4 @@
-"""A corpus format of the plugin: a folder of `*.tok` files of uint16 tokens, with a `*.pairs` file beside each."""
+"""A corpus format of the plugin: a folder of `*.tok` files of uint16 tokens, with a `*.pairs` file next to each."""
 
 from pathlib import Path
 
