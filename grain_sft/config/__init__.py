@@ -105,19 +105,16 @@ def is_config(value: Mapping[str, Any]) -> bool:
     return INHERITS in value or gpt_config.is_gpt_config(value) or not value.keys().isdisjoint(SECTIONS)
 
 
-def _renamed(section: Any, where: str) -> Any:
-    """Return a section with its former keys renamed, also in inner sections. Names of a mixture's sources stay."""
+def _renamed(section: Any, where: str, *, is_mixture: bool = False) -> Any:
+    """Return a section with its former keys renamed, also in inner sections. Keys of a mixture are names, which stay."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}
     for key, value in section.items():
-        new = FORMER_KEYS.get(key, key)
+        new = key if is_mixture else FORMER_KEYS.get(key, key)
         if new != key:
             warnings.warn(f"{where}: {key} is now {new}.", FutureWarning, stacklevel=4)
             if new in section:
                 raise ConfigError(f"{where}: {key} and {new}, its new name, are both given. Remove {key}.")
-        is_mixture = key == "mixture" and isinstance(value, Mapping)
-        renamed[new] = (
-            {name: _renamed(each, where) for name, each in value.items()} if is_mixture else _renamed(value, where)
-        )
+        renamed[new] = _renamed(value, where, is_mixture=key == "mixture" and not is_mixture)
     return renamed

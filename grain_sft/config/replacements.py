@@ -12,7 +12,7 @@ from grain_sft.config.amendments import keys_of_stage, weights_of
 from grain_sft.config.parts import rows_of_batch, sizes_of
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import SIZES
-from grain_sft.config.stages import configs_of_stages
+from grain_sft.config.stages import configs_of_stages, sources_of
 from grain_sft.errors import ConfigError
 from grain_sft.options import Section
 from grain_sft.sampling import BatchSizes, StepMap
@@ -33,11 +33,11 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
         return config
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
     stages = list(_stages_of(config))
-    for section in sections:
-        first_step = skips.data_step(section["from"])
-        _check_replace(section, [stage for _, end, stage in stages if first_step < end], where)
-    sections = [section for section in sections if keys_of_stage(section)]
-    if not sections:
+    steps = [(skips.data_step(section["from"]), section) for section in sections]
+    for step, section in steps:
+        _check_replace(section, [stage for _, end, stage in stages if step < end], where)
+    steps = [(step, section) for step, section in steps if keys_of_stage(section)]
+    if not steps:
         return config
     entries: list[Mapping[str, Section]] = []
     amended = _amended_weights(amendments, skips)
@@ -46,7 +46,6 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
         if "replace" in entry and keys_of_stage(entry["replace"]):
             changes = _weights_to_restate(entry["replace"], stages, amended, skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
-    steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
     # a config with stages can't have a schedule outside of them
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
@@ -59,7 +58,7 @@ def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, 
     The stage has the data steps `begin` to `end` - 1. `sections` are pairs (data step, section `replace`), ascending.
     """
     for step, section in sections:
-        if step >= end or section["source"] not in _sources(stage["corpus"]):
+        if step >= end or section["source"] not in dict(sources_of(stage["corpus"])):
             continue
         if step > begin:
             yield _with_steps(stage, step - begin)
@@ -158,7 +157,7 @@ def _weights_to_restate(
     """
     division = skips.data_step(section["from"])
     for number, (begin, end, stage) in enumerate(stages, 1):
-        if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
+        if not begin < division < end or section["source"] not in dict(sources_of(stage["corpus"])):
             continue
         # step of the latest amendment of each source's weight
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
@@ -202,16 +201,7 @@ def _check_replace(section: Section, stages: Sequence[Section], where: str) -> N
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")
-    names = list(dict.fromkeys(name for stage in stages for name in _sources(stage["corpus"])))
+    names = list(dict.fromkeys(name for stage in stages for name, _ in sources_of(stage["corpus"])))
     if section["source"] not in names:
         known = f"expected one of {', '.join(names)}" if names else "no mixture is read from that step on"
         raise ConfigError(f"{where}: source {section['source']!r}: {known}.")
-
-
-def _sources(corpus: Section, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the sources of a section `corpus`: `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
-    for name, source in (corpus.get("mixture") or {}).items():
-        if source.get("mixture") is None:
-            yield prefix + name
-        else:
-            yield from _sources(source, f"{prefix}{name}/")

@@ -62,18 +62,23 @@ def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
     """Yield the sections `layout` of a config and of its sources, if their kind of layout has the option `_MAX_LENGTH`."""
     layout = config.get("layout")
     if isinstance(layout, dict) and "sequence_length" in layout:
-        yield from filter(_has_max_length, (layout, *_layouts_of_sources(config.get("corpus"))))
+        of_sources = (source.get("layout") for _, source in sources_of(config.get("corpus")))
+        yield from filter(_has_max_length, (layout, *of_sources))
 
 
-def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
-    """Yield the sections `layout` of the sources of a mixture, and of its inner mixtures."""
-    mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
-    for source in mixture.values() if isinstance(mixture, Mapping) else ():
-        if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):
-            yield source["layout"]
-        yield from _layouts_of_sources(source)
-
-
-def _has_max_length(layout: Section) -> bool:
-    kind = layout.get("kind")
+def _has_max_length(layout: object) -> bool:
+    kind = layout.get("kind") if isinstance(layout, dict) else None
     return isinstance(kind, str) and (kind in LAYOUTS or ":" in kind) and _MAX_LENGTH in options_of(LAYOUTS[kind])
+
+
+def sources_of(corpus: object, prefix: str = "") -> Iterator[tuple[str, Section]]:
+    """Yield the name and the keys of each source of a section `corpus`, which may be invalid.
+
+    In a mixture of mixtures, the name is `MIXTURE/NAME`.
+    """
+    mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
+    for name, source in mixture.items() if isinstance(mixture, Mapping) else ():
+        if isinstance(source, Mapping) and source.get("mixture") is None:
+            yield f"{prefix}{name}", source
+        else:
+            yield from sources_of(source, f"{prefix}{name}/")
