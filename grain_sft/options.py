@@ -26,13 +26,8 @@ REQUIRED: Any = inspect.Parameter.empty
 _ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
-_BOUNDS = {
-    "ge": "{} or more",
-    "gt": "more than {}",
-    "le": "at most {}",
-    "lt": "less than {}",
-    "min_length": "not empty",
-}
+_BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+_BOUNDS |= {"min_length": "not empty"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,10 +257,9 @@ def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
     found = shortened(repr(text))
     try:
         value = kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{found}: expected {'an integer' if kind is int else 'a number'}.") from None
-    try:
         check_value(value, bounded, found)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(f"{found}: expected {str(error).rpartition('; expected ')[2]}") from error
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{found}: expected {_WORDS[kind]}.") from None
     return value

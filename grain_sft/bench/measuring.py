@@ -72,14 +72,11 @@ def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, war
 
     Loaders take turns, so that other work on the machine slows all of them.
     """
-    times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
         for _ in range(warm):
             next_batch()
-    for _ in range(turns):
-        for name, next_batch in loaders.items():
-            times[name].append(seconds_a_batch(next_batch, seconds))
-    return {name: statistics.median(turn_seconds) for name, turn_seconds in times.items()}
+    by_turn = [[seconds_a_batch(next_batch, seconds) for next_batch in loaders.values()] for _ in range(turns)]
+    return dict(zip(loaders, map(statistics.median, zip(*by_turn, strict=True)), strict=True))
 
 
 def seconds_waited(next_batch: Next, step_seconds: float) -> float:
