@@ -79,6 +79,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="print the figures as JSON, and all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
+    def add_stage(self, group: Any = None) -> None:
+        """Add the option `--stage` to `group`, by default to this parser."""
+        stage = "number of the stage in a config with stages (default: 1)"
+        (group or self).add_argument("--stage", type=at_least(1), default=1, help=stage)
+
+    def flags_given(self, options: argparse.Namespace, names: Iterable[str]) -> list[str]:
+        """Return the flags, such as "--max-workers", of those options of `names` that do not have their default."""
+        given = [name for name in names if getattr(options, name) != self.get_default(name)]
+        return [f"--{name.replace('_', '-')}" for name in given]
+
     def error(self, message: str) -> NoReturn:
         """Print the error, the required arguments, and how to get help. Exit with status 2."""
         usage = " ".join(self.format_usage().split())
@@ -131,15 +141,21 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of `config` and `--host`. Refuse `outputs` that would replace a file that the pipeline reads."""
+    """Return the pipeline of `config` and `--host`.
+
+    Refuse `outputs` that can't be written, or would replace a file that the pipeline reads.
+    """
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
     from grain_sft.storage import files
 
+    given = [output for output in outputs if output is not None]
+    for output in given:  # before the config, which may take long to open
+        check_output(output, inputs=[options.config])
     with elapsed("Opening"):
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
-    if given := [output for output in outputs if output]:
+    if given:
         of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
         # files that the config names, such as a mix or a saved index
         named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]
@@ -177,14 +193,9 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
     return range(begin, end)
 
 
-def add_stage(add: Callable[..., object]) -> None:
-    """Add the option `--stage` by `add`, the method `add_argument` of a parser or a group."""
-    add("--stage", type=at_least(1), default=1, help="number of the stage in a config with stages (default: 1)")
-
-
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
     """Return the pipeline of the stage `--stage`, which counts from 1. Other arguments are as in `open_config`."""
-    stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
+    stages = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
     return stages[int(options.stage) - 1]
@@ -197,10 +208,10 @@ def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, An
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_corpus_options` as keyword arguments of `open_corpus`."""
-    tokenizer, former = options.tokenizer_name, options.former_tokenizer
-    if former is not None:
-        tokenizer = former
-        meaning = f"--tokenizer {former} means --tokenizer-name {former} here"
+    tokenizer = options.tokenizer_name
+    if options.former_tokenizer is not None:
+        tokenizer = options.former_tokenizer
+        meaning = f"--tokenizer {tokenizer} means --tokenizer-name {tokenizer} here"
         reason = "In other commands, --tokenizer is a file or directory that is opened"
         print(f"warning: {meaning}. {reason}. Write --tokenizer-name.", file=sys.stderr)
     names = ("format", "label_mask_paths", *_DECLARED)
@@ -218,25 +229,26 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
     """Raise a StorageError if an output can't be written or would replace one of `inputs`."""
     from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
-    if path == "":
+    if path is None:
+        return
+    if not path:
         raise StorageError("the output is an empty name; expected the name of a file or a folder. Give one.")
-    if path is not None:
-        files.check_inputs_stay(path, inputs)
-        files.check_writable(files.normalize(path), folder=folder)
+    files.check_inputs_stay(path, inputs)
+    files.check_writable(files.normalize(path), folder=folder)
 
 
 def write_figures(
-    measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
+    measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace
 ) -> Mapping[str, Any]:
-    """Return the figures of `measure`, and write them as `--json` and `--output` ask.
+    """Return the figures `measure(options)`, and write them as `--json` and `--output` ask.
 
-    With `--json`, all text that `measure` prints goes to stderr. An `--output` that would replace one of `inputs` is refused.
+    With `--json`, all text that `measure` prints goes to stderr.
     """
     from grain_sft.storage import files
 
-    check_output(options.output, inputs=inputs)
+    check_output(options.output)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        figures = measure()
+        figures = measure(options)
     text = json.dumps(figures, indent=2) + "\n"
     if options.output:
         files.write_bytes(options.output, text.encode())

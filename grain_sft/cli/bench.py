@@ -3,12 +3,11 @@
 import argparse
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
-from grain_sft.cli.arguments import Parser, add_stage, at_least, host_of, open_stage, positive, values_of, write_figures
+from grain_sft.cli.arguments import Parser, at_least, host_of, open_stage, positive, values_of, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 from grain_sft.storage import files
@@ -16,8 +15,8 @@ from grain_sft.storage import files
 MIN_DEMO_STEPS = 9
 
 _SIZES = [name for name in options_of(Scale) if name not in ("seconds", "repeats")]
-_ONLY_WITHOUT_CONFIG = ("dir", "only", *_SIZES)
-_ONLY_WITH_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_workers")
+_ONLY_WITHOUT_CONFIG = ["dir", "only", *_SIZES]
+_ONLY_WITH_CONFIG = ["host", "stage", "tokens_per_second", "step_ms", "max_workers"]
 
 
 def demo(parser: Parser) -> None:
@@ -43,9 +42,10 @@ def bench(parser: Parser) -> None:
     parser.add_argument("--seconds", type=positive, help=seconds)
     parser.add_declared(Scale, ("repeats",))
     parser.add_figures()
-    add = parser.add_argument_group("measurements of a config").add_argument
+    of_config = parser.add_argument_group("measurements of a config")
+    add = of_config.add_argument
     add("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
-    add_stage(add)
+    parser.add_stage(of_config)
     speed = "tokens per second of one accelerator (default: several speeds)"
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step, not counting the wait for data; may be given several times (default: 10 and 50)"
@@ -60,21 +60,13 @@ def bench(parser: Parser) -> None:
     parser.set_defaults(run=_run_bench)
 
 
-def _run_bench(options: argparse.Namespace) -> int:
+def _run_bench(options: argparse.Namespace) -> None:
+    measure, refused, reason = _measure_made_up, _ONLY_WITH_CONFIG, "only with CONFIG"
     if options.config is not None:
-        _refuse(_ONLY_WITHOUT_CONFIG, options, "only without CONFIG, for made-up corpora")
-        write_figures(lambda: _measure_config(options), options, inputs=[options.config])
-    else:
-        _refuse(_ONLY_WITH_CONFIG, options, "only with CONFIG")
-        write_figures(lambda: _measure_made_up(options), options, inputs=[])
-    return 0
-
-
-def _refuse(names: Sequence[str], options: argparse.Namespace, reason: str) -> None:
-    """Exit with an error if one of the options `names` is given."""
-    for name in names:
-        if getattr(options, name) != options.parser.get_default(name):
-            options.parser.error(f"argument --{name.replace('_', '-')}: {reason}")
+        measure, refused, reason = _measure_config, _ONLY_WITHOUT_CONFIG, "only without CONFIG, for made-up corpora"
+    for flag in options.parser.flags_given(options, refused):
+        options.parser.error(f"argument {flag}: {reason}")
+    write_figures(measure, options)
 
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,11 +19,11 @@ def config(parser: Parser) -> None:
     parser.set_defaults(run=_print_config)
 
 
-def _print_config(options: argparse.Namespace) -> int:
+def _print_config(options: argparse.Namespace) -> None:
     from grain_sft.config import config_schema, read_config
 
     try:
-        return _print_json(config_schema() if options.schema else read_config(options.config)[1])
+        _print_json(config_schema() if options.schema else read_config(options.config)[1])
     except TypeError as error:
         fix = "Quote it in the YAML: an unquoted 2024-01-01 is a date"
         raise ConfigError(f"{options.config}: a value has no JSON form ({error}). {fix}.") from error
@@ -36,15 +36,15 @@ def receipt(parser: Parser) -> None:
     parser.set_defaults(run=_print_receipt)
 
 
-def _print_receipt(options: argparse.Namespace) -> int:
+def _print_receipt(options: argparse.Namespace) -> None:
     receipt = open_config(options).receipt
     if options.json:
-        return _print_json(receipt.as_dict())
+        _print_json(receipt.as_dict())
+        return
     print(receipt.code)
     width = max(10, *map(len, receipt.parts)) + 2
     for name, part in receipt.parts.items():
         print(f"  {name:{width}}{part}")
-    return 0
 
 
 def diff(parser: Parser) -> None:
@@ -174,6 +174,5 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print_json(value: Any) -> int:
+def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
-    return 0

@@ -45,21 +45,20 @@ class Guard:
         """Install the signal handler, and start the second thread. Outside the main thread, do nothing."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return  # SIGINT is ignored, as in a background job of a shell, or has another handler
+        try:
+            signal.signal(signal.SIGINT, self._handle)
+        except ValueError:  # not the main thread
+            return
         read, write = os.pipe()
         os.set_blocking(write, False)
-        try:
-            signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-            signal.signal(signal.SIGINT, self._handle)
-            # multiprocessing warns of shared memory that killed processes have left
-            sys.warnoptions.append("ignore:resource_tracker")
-            if self._exits:
-                atexit.register(self._end)  # it is registered first, so it runs last
-            # signals of a forked child, which has the same pipe, must not reach this process
-            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-            _thread.start_new_thread(self._watch, (read,))
-        except ValueError:  # not the main thread
-            os.close(read)
-            os.close(write)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        # multiprocessing warns of shared memory that killed processes have left
+        sys.warnoptions.append("ignore:resource_tracker")
+        if self._exits:
+            atexit.register(self._end)  # it is registered first, so it runs last
+        # signals of a forked child, which has the same pipe, must not reach this process
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        _thread.start_new_thread(self._watch, (read,))
 
     def _end(self) -> None:
         """End the process with the status of the command, without the slow shutdown of the interpreter."""

@@ -59,7 +59,7 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
     parser.set_defaults(run=functools.partial(_run, template=template, names=("seed", *spelled)))
 
 
-def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
+def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> None:
     """Prepare the corpus: a dataset of chats in `output_dir`, or the cache of `build-sft-primer` in `out_dir`/primer."""
     if "output_dir" in options:
         source, output = "", options.output_dir.rstrip("/") or options.output_dir  # the root folder stays "/"
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
         source=source,
         **values_of(options, names),
     )
-    return run_request(request, output, options)
+    run_request(request, output, options)
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:

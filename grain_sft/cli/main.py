@@ -64,7 +64,10 @@ def console() -> None:
 
 
 def declare(command: str, parser: Parser) -> None:
-    """Add the arguments of `command` to `parser`. The parser's default `run` is then the function that runs the command."""
+    """Add the arguments of `command` to `parser`. The parser's default `run` is then the function that runs the command.
+
+    This function returns an exit status, or None for 0.
+    """
     module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
     getattr(module, command.replace("-", "_"))(parser)
 
@@ -94,9 +97,9 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         options = _parsed(arguments, named)
     prefix = f"grain-sft {options.command}:"
     try:
-        status: int = options.run(options)
+        status: int | None = options.run(options)
         sys.stdout.flush()
-        return status
+        return status or 0
     except GrainSftError as error:
         print(prefix, error, file=sys.stderr)
     except BrokenPipeError:  # the exit flushes stdout again, which must not fail

@@ -32,7 +32,7 @@ def index(parser: Parser) -> None:
     parser.set_defaults(run=_index)
 
 
-def _index(options: argparse.Namespace) -> int:
+def _index(options: argparse.Namespace) -> None:
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
@@ -56,7 +56,6 @@ def _index(options: argparse.Namespace) -> int:
     if options.output:
         corpus.save(options.output, format="maxtext" if options.maxtext else "grain_sft", sequence_length=length)
         _line("written", options.output)
-    return 0
 
 
 def pack(parser: Parser) -> None:
@@ -82,17 +81,17 @@ def pack(parser: Parser) -> None:
 def _pack(options: argparse.Namespace) -> int:
     """Return status 1 if algorithms were compared and all failed, else 0."""
     for needed, names in NEEDS.items():
-        given = [name for name in names if getattr(options, name) != options.parser.get_default(name)]
+        given = options.parser.flags_given(options, names)
         if given and getattr(options, needed) is None:
-            options.parser.error(f"--{given[0]} needs --{needed}. Give both, or neither.".replace("_", "-"))
+            options.parser.error(f"{given[0]} needs --{needed.replace('_', '-')}. Give both, or neither.")
     check_output(options.materialize, folder=True)
-    compared = write_figures(lambda: _figures(options), options, inputs=options.corpus).get("algorithms")
+    compared = write_figures(_figures, options).get("algorithms")
     return 1 if compared and all("error" in algorithm for algorithm in compared) else 0
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     corpus = open_paths(options.corpus, options)
-    check_output(options.output, inputs=(file.path for file in corpus.files()))
+    check_output(options.output, inputs=[*options.corpus, *(file.path for file in corpus.files())])
     packing = values_of(options, PACKING)
     figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:

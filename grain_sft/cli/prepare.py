@@ -79,7 +79,7 @@ def add_run_options(parser: Parser) -> None:
     add("--runner", metavar="NAME", help=_RUNNER)
 
 
-def _prepare(options: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> None:
     template, chat_template = options.template, options.chat_template
     if template not in TEMPLATES and not _is_imported(template):
         if chat_template is not None:
@@ -94,8 +94,8 @@ def _prepare(options: argparse.Namespace) -> int:
     )
     if options.dry_run is not None:
         print(preparing.dry_run(request, options.dry_run))
-        return 0
-    return run_request(request, options.output, options)
+    else:
+        run_request(request, options.output, options)
 
 
 def _template(word: str) -> str:
@@ -122,7 +122,7 @@ def datasets_of(words: Sequence[str]) -> list[Dataset]:
     return datasets
 
 
-def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
+def run_request(request: Request, output: str, options: argparse.Namespace) -> None:
     """Prepare a corpus, on this machine or by Beam, and print the summary."""
     if options.runner is None:
         with progress_bar() as progress:
@@ -138,7 +138,6 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
         arguments = [f"--runner={options.runner}", *options.unknown]
         manifest = beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
     print_summary(manifest, output)
-    return 0
 
 
 def print_summary(manifest: Mapping[str, Any], output: str) -> None:
@@ -200,19 +199,17 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add("--overwrite", action="store_true", help="replace an output of another corpus")
 
 
-def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
+def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> None:
     settings = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
         manifest = preparing.convert(options.corpus, options.output, **settings, without=without, progress=progress)
     print_summary(manifest, options.output)
-    return 0
 
 
-def _withdraw(options: argparse.Namespace) -> int:
+def _withdraw(options: argparse.Namespace) -> None:
     options.format = options.format or preparing.format_of(options.corpus)
-    status = _convert(options, options.documents)
+    _convert(options, options.documents)
     print(_WITHDRAWN.format(options.corpus))
-    return status
 
 
 def train_tokenizer(parser: Parser) -> None:
@@ -228,7 +225,7 @@ def train_tokenizer(parser: Parser) -> None:
     parser.set_defaults(run=_train_tokenizer)
 
 
-def _train_tokenizer(options: argparse.Namespace) -> int:
+def _train_tokenizer(options: argparse.Namespace) -> None:
     check_output(options.output)
     files.check_inputs_stay(options.output, (file for path in options.inputs for file in preparing.expand(path)))
     special = options.special_tokens
@@ -242,4 +239,3 @@ def _train_tokenizer(options: argparse.Namespace) -> int:
     files.write_bytes(options.output, model)
     print(f"pieces  {options.vocab_size:,}, of them special: {' '.join(special) or 'none'}")
     print(f"written {options.output}")
-    return 0

@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from grain_sft.cli.arguments import Parser, at_least, check_output, open_config, steps_of, values_of, write_figures
+from grain_sft.cli.arguments import Parser, at_least, open_config, steps_of, values_of, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 
@@ -29,20 +29,18 @@ def simulate(parser: Parser) -> None:
     parser.set_defaults(run=_simulate)
 
 
-def _simulate(options: argparse.Namespace) -> int:
+def _simulate(options: argparse.Namespace) -> None:
     from grain_sft.simulate import simulation_page
     from grain_sft.storage import write_bytes
     from grain_sft.view import require_matplotlib
 
     if options.html:
         require_matplotlib()
-        check_output(options.html, inputs=[options.config])
         if options.output and os.path.realpath(options.html) == os.path.realpath(options.output):
             options.parser.error("argument --html: this is also the file of --output. Give another name.")
-    figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
+    figures = write_figures(_figures, options)
     if options.html:
         write_bytes(options.html, simulation_page(figures, os.path.basename(options.config)).encode())
-    return 0
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:

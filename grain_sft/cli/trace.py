@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grain_sft import provenance
-from grain_sft.cli.arguments import Parser, at_least, check_output, open_config, steps_of
+from grain_sft.cli.arguments import Parser, at_least, open_config, steps_of
 from grain_sft.errors import CorpusError
 from grain_sft.layout import documents_of_record, numbers_in
 from grain_sft.pipeline import Pipeline
@@ -48,12 +48,11 @@ def trace(parser: Parser) -> None:
     parser.set_defaults(run=_trace)
 
 
-def _trace(options: argparse.Namespace) -> int:
+def _trace(options: argparse.Namespace) -> None:
     for question, unused in _UNUSED.items():
-        given = [f"--{name.replace('_', '-')}" for name in unused if getattr(options, name)]
+        given = options.parser.flags_given(options, unused)
         if given and getattr(options, question) is not None:
             options.parser.error(f"--{question} does not use {', '.join(given)}. Leave it out.")
-    check_output(options.output, inputs=[options.config])
     pipeline = open_config(options, outputs=[options.output])
     kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
     tables: Iterable[dict[str, Any]]
@@ -70,7 +69,6 @@ def _trace(options: argparse.Namespace) -> int:
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
             writer(table)
-    return 0
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
@@ -137,13 +135,12 @@ def _document(text: str) -> tuple[str, int]:
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
     """Return the columns to write, with names of files and sources. In the kind "table", file names have no folder."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
+    sources = [text or str(number) for number, text in enumerate(part.source_names)]
     columns: dict[str, Any] = {}
     for name, column in part.columns().items():
-        columns[name] = column
+        columns[name] = Labels(column, sources) if name == "source" else column
         if name == "shard":
             columns["file"] = Labels(column, paths)
-        elif name == "source":
-            columns[name] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
     return columns
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 
-from grain_sft.cli.arguments import Parser, add_stage, at_least, check_output, not_negative, open_config, open_stage
+from grain_sft.cli.arguments import Parser, at_least, check_output, not_negative, open_config, open_stage
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
@@ -25,12 +25,10 @@ def inspect(parser: Parser) -> None:
     parser.set_defaults(run=_inspect)
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace) -> None:
     from grain_sft import view
     from grain_sft.storage import write_bytes
 
-    if options.html:
-        check_output(options.html, inputs=[options.config])
     pipeline = open_config(options, outputs=[options.html])
     texts = view.texts_of(pipeline.at(options.step).source.layout.corpus, options.tokenizer)
     if options.html:
@@ -40,11 +38,10 @@ def _inspect(options: argparse.Namespace) -> int:
             page = view.inspect_page(pipeline, options.step, texts, rows=rows, title=title).encode()
         write_bytes(options.html, page)
         print(f"{options.html}: step {options.step}, {len(page) / 1e6:.1f} MB; open it in a browser")
-        return 0
+        return
     (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
     colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
     print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
-    return 0
 
 
 def report(parser: Parser) -> None:
@@ -56,24 +53,22 @@ def report(parser: Parser) -> None:
     add("--steps", type=at_least(1), default=64, help="maximum number of steps that are sampled")
     add("--seconds", type=not_negative, default=1.0, help="time to measure each speed; 0 measures no speed")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
-    add_stage(add)
+    parser.add_stage()
     parser.set_defaults(run=_report)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from grain_sft import view
     from grain_sft.bench import config as speed
     from grain_sft.storage import write_bytes
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    outputs = [options.output, f"{base}.json"]
-    for path in outputs:
-        check_output(path, inputs=[options.config])
+    check_output(options.output, inputs=[options.config])
     if options.output == f"{base}.json":
         fault = "the page would replace the file of its numbers, which has the same name"
         raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
-    pipeline = open_stage(options, outputs=outputs)
+    pipeline = open_stage(options, outputs=[options.output, f"{base}.json"])
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):
         found = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)
@@ -88,4 +83,3 @@ def _report(options: argparse.Namespace) -> int:
     for path, content in written.items():
         write_bytes(path, content)
         print(path)
-    return 0
