@@ -81,10 +81,9 @@ class Block(NamedTuple):
             first = start // _CHECKED_BYTES
             count = _num_checked(stop) - first
             checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, (first + count) * _CHECKED_BYTES)
-            checksums = np.frombuffer(pread(fd, _CHECKSUM * count, _HEADER + _CHECKSUM * first), "<u4")
+            checksums = pread(fd, _CHECKSUM * count, _HEADER + _CHECKSUM * first)
             data = memoryview(pread(fd, checked_stop - checked_start, self._data_offset + checked_start))
-            is_whole = len(data) == checked_stop - checked_start and len(checksums) == count
-            if not is_whole or checksums.tolist() != _checksums(data):
+            if len(data) < checked_stop - checked_start or checksums != _checksums(data):
                 raise DamagedBlockError(f"bytes {checked_start} to {checked_stop} are not those that were written")
             out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
 
@@ -96,29 +95,22 @@ class Block(NamedTuple):
           data: Bytes of the part. Their number is a multiple of 32 KiB, except in the last part of the block.
         """
         start = offset - self.start
-        checksums = np.array(_checksums(memoryview(data)), "<u4").tobytes()
-        _write_all(fd, checksums, _HEADER + _CHECKSUM * (start // _CHECKED_BYTES))
-        _write_all(fd, data, self._data_offset + start)
+        # the checksums reveal a short write
+        os.pwrite(fd, _checksums(memoryview(data)), _HEADER + _CHECKSUM * (start // _CHECKED_BYTES))
+        os.pwrite(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
         """Write the first 64 bytes of the file, after all parts are written."""
-        _write_all(fd, self._header(), 0)
+        os.pwrite(fd, self._header(), 0)
 
     def _header(self) -> bytes:
         name = hashlib.blake2b(f"{self.file.key}\0{self.start}\0{self.stop}".encode(), digest_size=32).digest()
         return (_MAGIC + name).ljust(_HEADER, b"\0")
 
 
-def _checksums(data: memoryview) -> list[int]:
-    return [zlib.crc32(data[at : at + _CHECKED_BYTES]) for at in range(0, len(data), _CHECKED_BYTES)]
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view = view[count:]
-        offset += count
+def _checksums(data: memoryview) -> bytes:
+    crcs = [zlib.crc32(data[at : at + _CHECKED_BYTES]) for at in range(0, len(data), _CHECKED_BYTES)]
+    return np.array(crcs, "<u4").tobytes()
 
 
 def claim(path: str) -> HeldLock | None:

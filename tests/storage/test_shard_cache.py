@@ -150,6 +150,7 @@ DAMAGES = {
     "a bit": lambda data, other: data[:-100] + bytes([data[-100] ^ 4]) + data[-99:],
     "a checksum": lambda data, other: data[:65] + bytes([data[65] ^ 4]) + data[66:],
     "cut": lambda data, other: data[:-5000],
+    "cut in a checksum": lambda data, other: data[:66],
     "emptied": lambda data, other: b"",
     "swapped": lambda data, other: other,
 }
