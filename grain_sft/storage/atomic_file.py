@@ -27,7 +27,6 @@ _LONGEST_NAME = 150  # maximum bytes of NAME; the whole name of the temporary fi
 # A file of another host is abandoned this many seconds after its last write. This host may not see the other host's lock.
 _ABANDONED_AFTER = 86_400.0
 
-_cleaned_folders: set[str] = set()
 _temporary_paths: set[str] = set()  # files that this process is writing
 
 
@@ -91,11 +90,9 @@ def _create(target: Path) -> tuple[str, HeldLock | None]:
         lock.release()  # another process removed the file before this process locked it
 
 
+@functools.cache
 def _clean(folder: str) -> None:
     """Remove abandoned temporary files from `folder`, once per process."""
-    if folder in _cleaned_folders:
-        return
-    _cleaned_folders.add(folder)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _TEMPORARY_NAME.fullmatch(entry.name)

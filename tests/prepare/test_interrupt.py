@@ -40,7 +40,7 @@ request = Request(
 )
 
 def run(out):
-    atomic_file._cleaned_folders.clear()  # as in a new process
+    atomic_file._clean.cache_clear()  # as in a new process
     prepare(request, out, workers=workers)
 
 begin = time.perf_counter()

@@ -28,7 +28,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_else(tmp_path, monkeypatch):
+def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_else(tmp_path):
     """Temporary files of other hosts, whose locks may not be visible here, are removed after a day."""
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
     assert result.returncode == -signal.SIGKILL and [name[-4:] for name in names_in(tmp_path)] == [".tmp"]
@@ -40,7 +40,7 @@ def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_
     pipe = tmp_path / f".pipe.{atomic_file._host()}-1.01234567.tmp"
     os.mkfifo(pipe)
     with files.atomic_write(tmp_path / "first") as first:
-        monkeypatch.setattr(atomic_file, "_cleaned_folders", set())  # as in a process that has cleaned nothing yet
+        atomic_file._clean.cache_clear()  # as in a process that has cleaned nothing yet
         files.write_bytes(str(tmp_path / "second"), b"2")
         first.write("1")
     assert names_in(tmp_path) == sorted([*similar, new, pipe.name, "first", "second"])
