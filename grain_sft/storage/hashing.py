@@ -40,8 +40,7 @@ def of_file(file: FileStamp) -> str:
       CorpusFileError: The file can't be read, or its size is not `file.size`.
     """
     if files.is_remote(file.path):
-        starts = range(file.data_offset, file.size, BLOCK)
-        ranges = [Range(file.path, start, min(start + BLOCK, file.size), file.version) for start in starts]
+        ranges = Range(file.path, file.data_offset, file.size, file.version).cut(BLOCK)
         block_hashes: list[bytes] = []
         for first in range(0, len(ranges), _BLOCKS_AT_ONCE):
             block_hashes += map(of_block, fetch_exactly(ranges[first : first + _BLOCKS_AT_ONCE]))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from absl import logging
 
@@ -66,8 +66,7 @@ class ShardCache:
                 self._read_bucket(awaited.values(), out)
                 return
             block = next(iter(awaited))
-            holder = _LockHolder(block.path(self._folder) + PART)
-            activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, holder
+            activity.doing[get_ident()] = _describe_wait, block, block.path(self._folder) + PART
             time.sleep(_POLL)
             missing = awaited
 
@@ -114,15 +113,13 @@ class ShardCache:
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
                 path = block.path(self._folder)
-                if self._read_cached(block, pieces, out):  # finished by another process
-                    continue
                 try:
                     lock = claim(path)
                     if lock is None:
                         awaited[block] = pieces
                         continue
                     claims.callback(self._release, path + PART, lock)
-                    if self._read_cached(block, pieces, out):  # finished just before `claim`
+                    if self._read_cached(block, pieces, out):  # another process finished it before `claim`
                         continue
                     if self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
@@ -145,11 +142,8 @@ class ShardCache:
 
     def _download(self, reserved: Mapping[Block, int]) -> set[Block]:
         """Fetch blocks into their open files. Return the blocks whose files could not be written."""
-        parts = [
-            (block, Range(block.file.path, start, min(block.stop, start + PART_BYTES), block.file.version))
-            for block in reserved
-            for start in range(block.start, block.stop, PART_BYTES)
-        ]
+        ranges = {block: Range(block.file.path, block.start, block.stop, block.file.version) for block in reserved}
+        parts = [(block, part) for block, whole in ranges.items() for part in whole.cut(PART_BYTES)]
         unwritten = set()
         for batch in batches(parts, lambda part: part[1].stop - part[1].start):
             first = batch[0][0]
@@ -194,20 +188,15 @@ class ShardCache:
             logging.warning(text, self._folder, getattr(error, "strerror", None) or error)
 
 
-class _LockHolder(NamedTuple):
-    """Process with the lock of the file `path`. The process is looked up only when this object is printed."""
-
-    path: str
-
-    def __str__(self) -> str:
-        """Return "process 1234" if /proc/locks lists the lock, else "another process"."""
-        with contextlib.suppress(OSError):
-            inode = os.stat(self.path).st_ino
-            # a line of process 1234 and inode 5678: `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF`
-            holder = re.search(rf": FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
-            if holder is not None:
-                return f"process {holder[1]}"
-        return "another process"
+def _describe_wait(block: Block, part: str) -> str:
+    """Describe a wait for a block. /proc/locks may list the process that locks its unfinished file `part`."""
+    holder = "another process"
+    with contextlib.suppress(OSError):
+        inode = os.stat(part).st_ino
+        # a line of process 1234 and inode 5678: `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF`
+        if found := re.search(rf": FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text()):
+            holder = f"process {found[1]}"
+    return activity.AWAITING_BLOCK(block.start, block.stop, block.file.path, holder)
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

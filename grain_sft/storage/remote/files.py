@@ -41,22 +41,19 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
-    range_numbers: list[int] = []  # for each job, the index of its range in `ranges`
+    parts = [(number, part) for number, whole in enumerate(ranges) for part in whole.cut(PART_BYTES)]
     jobs: list[Job[bytes]] = []
-    for number, whole in enumerate(ranges):
-        for start in range(whole.start, whole.stop, PART_BYTES):
-            part = whole._replace(start=start, stop=min(start + PART_BYTES, whole.stop))
-            request = functools.partial(request_body, part, limits.seconds)
-            jobs.append((part.path, f"bytes {part.start} to {part.stop} ", request))
-            range_numbers.append(number)
+    for _, part in parts:
+        request = functools.partial(request_body, part, limits.seconds)
+        jobs.append((part.path, f"bytes {part.start} to {part.stop} ", request))
     bodies: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
-    for number, body in zip(range_numbers, run_jobs(jobs, limits.requests), strict=True):
+    for (number, _), body in zip(parts, run_jobs(jobs, limits.requests), strict=True):
         if isinstance(body, Exception):
             failures.setdefault(number, body)
         else:
             bodies[number].append(body)
-    return [failures.get(number) or b"".join(parts) for number, parts in enumerate(bodies)]
+    return [failures.get(number) or b"".join(of_range) for number, of_range in enumerate(bodies)]
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
@@ -156,8 +153,8 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 def download(path: str, file: IO[bytes]) -> None:
     """Write the bytes of the remote file `path` to `file`. All bytes are of one version, if the file system has versions."""
     size, version = size_and_version(path)
-    for start in range(0, size, _DOWNLOAD_BYTES):
-        file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
+    for part in Range(path, 0, size, version).cut(_DOWNLOAD_BYTES):
+        file.write(fetch_exactly([part])[0])
 
 
 def open_remote(path: str, version: str | None = None) -> Any:

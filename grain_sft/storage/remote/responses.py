@@ -20,6 +20,11 @@ class Range(NamedTuple):
     stop: int
     version: str | None = None
 
+    def cut(self, size: int) -> list["Range"]:
+        """Return the parts of the range, in order. Each has `size` bytes, except the last, which may have fewer."""
+        starts = range(self.start, self.stop, size)
+        return [self._replace(start=start, stop=min(start + size, self.stop)) for start in starts]
+
 
 class BodyHeaders:
     """Size and version of a file, as the headers of a response state them; None if they do not."""
