@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
+from grain_sft.storage.remote.retries import status_of
 
 PROBES, PROBE_SECONDS = 2, 1.5  # requests to a metadata server, and the time limit of each
 NO_CREDENTIALS = (
@@ -61,11 +62,10 @@ def filesystem(path: str) -> Any:
 
 def lacks_credentials(path: str, error: BaseException) -> bool:
     """Return whether Google Cloud Storage refused a request because this machine has no credentials."""
-    status = str(getattr(error, "code", None) or getattr(error, "status", None))
     return (
         path.startswith(("gs://", "gcs://"))
         and not _emulator()
-        and (status in ("401", "403") or str(error).startswith("Forbidden"))
+        and (status_of(error) in (401, 403) or str(error).startswith("Forbidden"))
         and "token" not in _configured("gs", "gcs")
         and not _may_find_credentials()
     )

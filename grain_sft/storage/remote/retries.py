@@ -208,6 +208,5 @@ def _describe(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, WrongBodyError):
         return str(error)
-    code = getattr(error, "status", None) or getattr(error, "code", None)
     text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text or code or 'no details'}"
+    return f"{type(error).__name__}: {text or status_of(error) or 'no details'}"
