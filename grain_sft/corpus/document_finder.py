@@ -1,6 +1,5 @@
 """`DocumentFinder`: where the documents of a corpus begin and end."""
 
-import concurrent.futures
 import functools
 
 import numpy as np
@@ -121,12 +120,11 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
     chunks = [(i, start) for i, shard in enumerate(corpus.shards) for start in range(0, shard.num_tokens, per_chunk)]
     stops, highest = [np.empty(0, np.int64)], 0
     block_hashes: list[list[bytes]] = [[] for _ in corpus.shards]
-    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        scanned = pool.map(lambda chunk: scan_chunk(*chunk), chunks)
-        for (shard, _), (chunk_stops, chunk_highest, block_hash) in zip(chunks, scanned, strict=True):
-            stops.append(chunk_stops)
-            highest = max(highest, chunk_highest)
-            block_hashes[shard].append(block_hash)
+    scanned = hashing.in_threads(lambda chunk: scan_chunk(*chunk), chunks)
+    for (shard, _), (chunk_stops, chunk_highest, block_hash) in zip(chunks, scanned, strict=True):
+        stops.append(chunk_stops)
+        highest = max(highest, chunk_highest)
+        block_hashes[shard].append(block_hash)
     stop = np.concatenate(stops)
     # A document begins at the end of its predecessor, or at the start of its shard.
     start = np.append(0, stop)[:-1]

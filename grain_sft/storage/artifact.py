@@ -7,7 +7,6 @@ The file of an artifact has, in this order:
 - the arrays, each aligned to 64 bytes.
 """
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -52,7 +51,7 @@ def load_or_make(
       make: Function that makes the arrays. Only one process of a machine calls it at a time.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
         are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
-      check: Function that raises ValueError if cached arrays are wrong. `make` then makes them again.
+      check: Function that raises ValueError or CorpusFileError if cached arrays are wrong. `make` then makes them again.
     """
     target = place(kind, depends, folder)
     cache = files.cache_url() if folder is None else os.fspath(folder)
@@ -135,8 +134,8 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     blocks = []
     for content in contents:
         blocks += [content[start : start + hashing.BLOCK] for start in range(0, len(content), hashing.BLOCK)]
-    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _header_hash(depends, described))
+    block_hashes = hashing.in_threads(hashing.of_block, blocks)
+    checksum = hashing.joined(block_hashes, bytes.fromhex(hash_of([depends, described])))
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
     header += b" " * _padding(_HEADER_START + len(header))
     with files.atomic_write(path, "wb") as file:
@@ -158,14 +157,11 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
       StorageError: The file is missing, damaged, or not the file of an artifact.
     """
     try:
-        fd = open_regular(path)
-    except OSError as error:
-        raise StorageError(f"{path}: can't be opened ({error.strerror or error}). Check the path.") from error
-    try:
-        with open(fd, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return _mapped(file)
     except OSError as error:
-        raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check the disk.") from error
+        problem = f"{path}: can't be opened ({error.strerror or error})"
+        raise StorageError(f"{problem}. Check the path and the disk.") from error
     except Exception as error:  # for a damaged header, json and numpy raise many kinds of exceptions
         raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
 
@@ -186,13 +182,12 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
         offset = header_end + int(entry["at"])
         if dtype.kind not in "biuf":
             raise ValueError(f"its array {name!r} has dtype {dtype}; expected numbers or booleans")
-        if offset < 0:
-            raise ValueError(f"its array {name!r} begins before the file's first byte")
         is_empty = 0 in shape  # zero bytes can't be mapped
         array: npt.NDArray[Any] = np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset, shape)
         ranges.append((file.fileno(), offset, offset + array.nbytes))
         arrays[name] = array
-    checksum = hashing.joined(hashing.blocks_of(ranges), _header_hash(header["depends"], header["arrays"]))
+    header_hash = bytes.fromhex(hash_of([header["depends"], header["arrays"]]))
+    checksum = hashing.joined(hashing.blocks_of(ranges), header_hash)
     if checksum != header["checksum"]:
         raise ValueError("its arrays are not those that were written")
     return arrays, dict(header["depends"])
@@ -216,11 +211,6 @@ def open_cached(
         return arrays
     except ValueError as error:
         logging.warning("%s: its checksum is right, but %s; making it again.", target, error)
-    except StorageError as error:
+    except (StorageError, CorpusFileError) as error:
         logging.warning("%s", error)
     return None
-
-
-def _header_hash(depends: Any, described: Any) -> bytes:
-    """Return the hash of the header's `depends` and `arrays`."""
-    return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

@@ -3,8 +3,8 @@
 import concurrent.futures
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
@@ -14,8 +14,16 @@ from grain_sft.storage.remote.files import fetch_exactly
 from grain_sft.storage.remote.responses import Range
 
 BLOCK = 1 << 22  # bytes
-THREADS = min(8, os.cpu_count() or 1)
+_THREADS = min(8, os.cpu_count() or 1)
 _BLOCKS_AT_ONCE = 16  # blocks of a remote file that are fetched together
+
+T = TypeVar("T")
+
+
+def in_threads(function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
+    """Return `list(map(function, *columns))`, computed in a thread for each processor, but at most 8."""
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, *columns))
 
 
 def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
@@ -73,5 +81,4 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         return of_block(data)
 
     blocks = [(fd, offset, stop) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)]
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(lambda block: hash_at(*block), blocks))
+    return in_threads(lambda block: hash_at(*block), blocks)

@@ -134,12 +134,8 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
-        """Raise ValueError, so that `make` is called again, if an unpacked file is missing or has another hash."""
-        try:
-            hashes = hash_unpacked()
-        except CorpusFileError as error:
-            raise ValueError(error) from error
-        if hashes != arrays["sha256"].tolist():
+        """Raise an error, so that `make` is called again, if an unpacked file is missing or has another hash."""
+        if hash_unpacked() != arrays["sha256"].tolist():
             raise ValueError("its files are not those that were unpacked")
 
     depends = {"openchat": _VERSION, "content": key}
