@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import check_choice
 from grain_sft.corpus.array_file import scan_array
@@ -30,7 +29,7 @@ class LossValues:
 
     dtype: np.dtype[Any]
     expected: str  # description of valid values, for error messages
-    find_invalid: Callable[[Array, Array], npt.NDArray[np.bool_]]
+    find_invalid: Callable[[Array, Array], Array]
     """Function that returns a mask of the invalid values, given the values and the tokens that they belong to."""
     no_loss: int = 0  # value of a token that takes no loss
     weighted: bool = False  # whether values are weights
@@ -82,7 +81,7 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)
     for data in ends:
-        losses: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
+        losses: Array = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
         wrong = values.find_invalid(losses, losses)
         if wrong.any():
             found = f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token"
@@ -147,7 +146,7 @@ class LossReader:
         """
         if self._only_kind is not None:  # without this path, a batch of packed chats takes 6 % longer
             return self._gather_kind(self._only_kind, shard, start, place, length, count)
-        result: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
+        result: Array = np.zeros(count, np.float32 if self.weighted else np.bool_)
         kinds = self._kinds[shard]
         for kind in self._readers:
             of_kind = kinds == kind
@@ -161,11 +160,11 @@ class LossReader:
     def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
         """Return the result of `gather` for pieces with loss files of one kind."""
         values = KINDS[kind]
-        raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
+        raw: Array = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize
         self._readers[kind].gather(shard, start, place * width, length * width, raw.data.cast("B"))
         if not values.weighted:
-            takes_loss: npt.NDArray[np.bool_] = raw != values.no_loss
+            takes_loss: Array = raw != values.no_loss
             return takes_loss
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
             index = int(np.flatnonzero(values.find_invalid(raw, raw))[0])

@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
@@ -87,7 +86,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     return IndexHeader(stored, sequences, document_bytes // 8)
 
 
-def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
+def encode(dtype: np.dtype[Any], sizes: Array) -> Iterator[bytes]:
     """Yield the bytes of an index, in parts, for documents of one sequence each. Document i has `sizes[i]` tokens."""
     code = next(code for code, name in CODES.items() if name == dtype.name)
     yield _HEADER.pack(MAGIC, VERSION, code, len(sizes), len(sizes) + 1)
@@ -96,7 +95,7 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
     yield np.arange(len(sizes) + 1, dtype="<i8").tobytes()
 
 
-def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
+def check_sizes(path: str, sizes: Array) -> None:
     """Refuse a negative number in `sizes`, the number of tokens of each sequence."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
@@ -118,7 +117,7 @@ def parse(
     """
     header = parse_header(path, data[:HEADER_BYTES], len(data))
     count, itemsize = header.sequences, header.dtype.itemsize
-    sizes: npt.NDArray[Any] = np.frombuffer(data, "<i4", count, HEADER_BYTES)
+    sizes: Array = np.frombuffer(data, "<i4", count, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", count, header.pointers_at)
     document_index = np.frombuffer(data, "<i8", header.entries, header.documents_at)
     token_bounds = np.zeros(count + 1, np.int64)  # first token of each sequence, and the number of tokens

@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-import os
 from typing import Annotated
 
 import msgspec
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
-from grain_sft.storage.regular_files import inside, pread, read_regular
+from grain_sft.storage.regular_files import inside, pread
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -91,9 +90,8 @@ def replaced(stored: FileStamp) -> str:
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
     """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its version (None if local)."""
+    size, version = files.size_and_version(path)
     want = MOST_HEADER_BYTES + DIGEST_BYTES
-    if files.is_remote(path):
-        size, version = files.size_and_version(path)
-        return size, files.read_range(path, 0, min(size, want), version=version), version
-    with files.reading(path):
-        return os.stat(path).st_size, read_regular(path, 0, want), None
+    # a file that is not regular, such as a pipe, has 0 bytes: reading it raises an error
+    stop = min(size, want) if files.is_remote(path) else want
+    return size, files.read_range(path, 0, stop, version=version), version

@@ -99,8 +99,6 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
 def _pinned(corpus: Corpus) -> Corpus:
     """Return `corpus` with the present versions of remote files whose version is unknown."""
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
-    if not unknown:
-        return corpus
     versions = {file.path: file.version for file in identify(list(unknown.values()))}
     return corpus.map_files(lambda file: dataclasses.replace(file, version=versions.get(file.path, file.version)))
 
