@@ -11,6 +11,7 @@ import numpy as np
 
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import FileStamp, ForkSafeLock, file_stamp, files
+from grain_sft.types import Array
 
 Dtype = np.dtype[Any]
 
@@ -39,6 +40,12 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
     last = files.read_range(path, max(offset, size - file_stamp.DIGEST_BYTES), size, version=version)
     digest = file_stamp.digest_of(first, last)
     return ArrayFile(FileStamp(path, size, digest, offset, version), dtype, count, first, last)
+
+
+def first_true(mask: Array) -> int | None:
+    """Return the index of the first True in `mask`; None if all are False."""
+    indices = np.flatnonzero(mask)
+    return int(indices[0]) if len(indices) else None
 
 
 def dtype_code(dtype: object) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from grain_sft.arguments import check_choice
 from grain_sft.corpus import megatron_index
-from grain_sft.corpus.array_file import find_data
+from grain_sft.corpus.array_file import find_data, first_true
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp, describe
 from grain_sft.types import Ints
@@ -127,9 +127,8 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
     """Check that documents from line `line` on are not empty, don't overlap, and lie in `previous_end` to `num_tokens`."""
     start, end = numbers.T
     previous_ends = np.concatenate([[previous_end], end[:-1]])
-    wrong = (start >= end) | (start < previous_ends) | (end > num_tokens)
-    if wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
+    i = first_true((start >= end) | (start < previous_ends) | (end > num_tokens))
+    if i is not None:
         problem = f"{path}:{line + i}: {start[i]},{end[i]} is empty, overlaps the document before, or leaves the shard"
         expected = f"expected {previous_ends[i]} <= start < end <= {num_tokens}"
         raise CorpusError(f"{problem}; {expected}. Copy the file again, from the same corpus.")
@@ -148,9 +147,8 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     length = part_lengths.sum(axis=1, dtype=np.uint64)  # if a sum overflows, one of its parts is above `limit`
     limit = np.uint64(num_tokens)
     longest = limit - np.minimum(start, limit)
-    wrong = (start > limit) | (part_lengths > limit).any(axis=1) | (length > longest)
-    if wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
+    i = first_true((start > limit) | (part_lengths > limit).any(axis=1) | (length > longest))
+    if i is not None:
         found = f"{noun} {i} begins at token {start[i]} and has {length[i]} tokens"
         raise CorpusError(f"{path}: damaged: {found}, but its shard has {num_tokens}. Copy the file again.")
     return start.astype(np.int64), length.astype(np.int64)

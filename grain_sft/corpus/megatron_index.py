@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grain_sft.corpus.array_file import first_true
 from grain_sft.errors import CorpusError
 from grain_sft.types import Array, Ints
 
@@ -97,8 +98,7 @@ def encode(dtype: np.dtype[Any], sizes: Array) -> Iterator[bytes]:
 
 def check_sizes(path: str, sizes: Array) -> None:
     """Refuse a negative number in `sizes`, the number of tokens of each sequence."""
-    if len(sizes) and sizes.min() < 0:
-        i = int(np.flatnonzero(sizes < 0)[0])
+    if (i := first_true(sizes < 0)) is not None:
         raise CorpusError(f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens. {_DAMAGED}")
 
 
@@ -154,8 +154,7 @@ def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: in
 
 def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: Ints) -> None:
     """Refuse `pointers` unless each sequence begins in the `.bin` where the sequence before it ends."""
-    if (pointers != expected).any():
-        i = int(np.flatnonzero(pointers != expected)[0])
+    if (i := first_true(pointers != expected)) is not None:
         problem = f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin"
         raise CorpusError(f"{problem}; expected {expected[i]}, after the tokens of the earlier sequences. {_DAMAGED}")
 
@@ -164,7 +163,6 @@ def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None
     """Refuse a document index that does not ascend from 0 to the number of sequences."""
     wrong = np.append(entries[:1] != 0, entries[1:] < entries[:-1]) | (entries > header.sequences)
     wrong[-1] |= entries[-1] != header.sequences
-    if wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
+    if (i := first_true(wrong)) is not None:
         problem = f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}"
         raise CorpusError(f"{problem}; expected an ascent from 0 to {header.sequences} sequences. {_DAMAGED}")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import content
+from grain_sft.corpus.array_file import first_true
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
@@ -198,9 +199,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
     counts_by_fact = {"seqlens add up to": sums, "total_length is": values["total_length"]}
     counts_by_fact |= {f"{name} has the length": rows.lengths[name] for name in _LISTS[1:]}
     for fact, other_counts in counts_by_fact.items():
-        wrong = np.flatnonzero(other_counts != counts)
-        if len(wrong):
-            row = int(wrong[0])
+        if (row := first_true(other_counts != counts)) is not None:
             problem = f"{fact} {other_counts[row]}, but nz_input_ids has the length {counts[row]}"
             raise _damaged(path, rows.first + row, problem)
     starts = np.cumsum(length) - length
@@ -217,9 +216,9 @@ def _check_rows(path: str, rows: _Rows) -> None:
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
         (wrong_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
-        if invalid.any():
-            row = np.searchsorted(np.cumsum(counts), np.flatnonzero(invalid)[0], side="right")
-            raise _damaged(path, rows.first + int(row), problem)
+        if (value := first_true(invalid)) is not None:
+            row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
+            raise _damaged(path, rows.first + row, problem)
 
 
 def _damaged(path: str, row: int, problem: str) -> CorpusError:
@@ -254,8 +253,6 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
                 raise CorpusError(f"{path}: {first - 1} rows; expected {file.metadata.num_rows}. Copy the file again.")
     except GrainSftError:
         raise
-    except FileNotFoundError as error:
-        raise CorpusFileError(f"{path}: no such file. Check the path.") from error
     except Exception as error:  # for damaged files, pyarrow raises its own errors, MemoryErrors and OSErrors
         text = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
         problem = f"{path}: can't be read as Parquet after row {first - 1} ({text})"

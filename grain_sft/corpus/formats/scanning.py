@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.array_file import MAGIC
+from grain_sft.corpus.array_file import MAGIC, first_true
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import CorpusMetadata
@@ -208,9 +208,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     count = min(shard.num_tokens, file_stamp.DIGEST_BYTES // values.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}):
         labels, tokens = _read_values(loss, values.dtype, first, count), _read_values(shard, dtype, first, count)
-        wrong = np.flatnonzero(values.find_invalid(labels, tokens))
-        if len(wrong):
-            i = int(wrong[0])
+        if (i := first_true(values.find_invalid(labels, tokens))) is not None:
             found = f"label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}"
             raise CorpusError(f"{loss.path}: {found}; expected {values.expected}. Copy both files again.")
 
