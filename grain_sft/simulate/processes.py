@@ -140,19 +140,14 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
         request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
         request |= {"steps": [steps.start, steps.stop], "threads": conditions.threads, "prefetch": conditions.prefetch}
         request["began"] = time.time()
+        environment = child_environment()
+        if files.cache_url() is None:
+            environment[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
+        if environment.get(SHARD_CACHE_VARIABLE):
+            environment[SHARD_CACHE_VARIABLE] = os.path.join(folder, "shards")
         title = f"{config}: the process of host {host.index} of {host.count}"
         arguments = ("-P", "-m", "grain_sft.simulate.host_process", json.dumps(request))
-        return run_python(title, *arguments, environment=_with_own_caches(child_environment(), folder))
-
-
-def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with its local caches moved to `folder`."""
-    changed = dict(environment)
-    if files.cache_url() is None:
-        changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
-    if environment.get(SHARD_CACHE_VARIABLE):
-        changed[SHARD_CACHE_VARIABLE] = os.path.join(folder, "shards")
-    return changed
+        return run_python(title, *arguments, environment=environment)
 
 
 def _config_with_own_caches(config: str, folder: str) -> Any:

@@ -163,7 +163,7 @@ def test_a_long_piece_without_room_in_the_cache_takes_several_requests():
     assert cache.read([("gs://bucket/0.npy", 1 << 25, 0, 20 << 20)]) == (3, 20 << 20)  # parts of 8 MiB
 
 
-def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
+def test_a_process_has_caches_of_its_own(write_tokens, tmp_path, monkeypatch):
     plain = {"path": str(write_tokens("a.npy", np.arange(60 * 1024) % 500)), "weight": 1, "dtype": "uint32"}
     folders = {"a": "/cache/x", "b": "/cache/y", "c": "/cache/x"}
     sources = {name: plain | {"remote": cache_in(folder)} for name, folder in folders.items()}
@@ -172,8 +172,11 @@ def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
     used = {name: layout.corpus.remote.cache for name, layout in own.source.layout.parts.items() if name != "plain"}
     assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
     assert all(each.folder.startswith("/own/") and each.max_bytes == 1 << 23 for each in used.values())
-    environment = processes._with_own_caches({"GRAIN_SFT_SHARD_CACHE": "/cache"}, "/own")
-    assert environment == {"GRAIN_SFT_SHARD_CACHE": "/own/shards", "GRAIN_SFT_CACHE_DIR": "/own/derived"}
+    monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", "/cache")
+    monkeypatch.setattr(processes, "run_python", lambda *_, environment: environment)
+    environment = processes.run_host(str(config), Host(0, 1), range(1), Conditions())
+    folder = environment["GRAIN_SFT_SHARD_CACHE"].removesuffix("/shards")
+    assert "grain_sft_simulate_" in folder and environment["GRAIN_SFT_CACHE_DIR"] == f"{folder}/derived"
 
 
 def test_waits_are_those_of_threads_that_read_ahead():
