@@ -39,13 +39,10 @@ def resume_step(
       PipelineError: `state` is not a data state, or belongs to other data.
       RowIndexError: `pipeline` does not have the step.
     """
-    step, parts = None, None
-    if isinstance(state, Mapping):
-        step, parts = state.get(_STEP), state.get(_PARTS)
-    if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
-        found = f"{holder}: not a data state: {state!r}"
-        raise PipelineError(f"{found}; expected '{_STEP}' and '{_PARTS}'. Restore another.")
-    differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
+    if not _is_state(state):
+        raise PipelineError(f"{holder}: not a data state: {state!r}; expected {_STEP} and {_PARTS}. Restore another.")
+    step: int = state[_STEP]
+    differences = [] if allow_other_data else pipeline.receipt.differences(state[_PARTS], before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
         problem = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
@@ -55,6 +52,10 @@ def resume_step(
         problem = f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends"
         raise RowIndexError(f"{problem}. Make the run longer, or restore an earlier checkpoint.")
     return step
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, Mapping) and type(value.get(_STEP)) is int and isinstance(value.get(_PARTS), Mapping)
 
 
 class Stateful(StepIterator[Any]):
@@ -182,7 +183,7 @@ def read_record(path: str) -> list[dict[str, Any]]:
         return []
     try:
         runs = json.loads(files.read_text(path))["runs"]
-        if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
+        if not all(map(_is_state, runs)):
             raise TypeError("a step is not an integer, or parts are not an object")
     except (ValueError, KeyError, TypeError) as error:
         expected = f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move the file away"

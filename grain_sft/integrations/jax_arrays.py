@@ -178,8 +178,11 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         # every batch has the same number of tokens, so the batch with the most rows has the shortest rows
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
-    widths = {layout.sequence_length}
-    if cuts:
-        batch = stage.read(stage.first_step, np.zeros(0, np.int64))  # no rows: only the widths are needed
-        widths = {np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1}
+    widths = set(row_widths(stage).values()) if cuts else {layout.sequence_length}
     yield from itertools.product(sizes, widths)
+
+
+def row_widths(stage: Pipeline) -> dict[str, int]:
+    """Return the row length of each two-dimensional array of a stage's batches, by key."""
+    batch = stage.read(stage.first_step, np.zeros(0, np.int64))
+    return {key: np.shape(array)[1] for key, array in batch.items() if np.ndim(array) > 1}

@@ -193,16 +193,13 @@ class LoaderPlacement(Placement):
         self._device_rows = -(-batch_rows // len(loading))
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
+        slots = np.arange(batch_rows)
+        device_of_slot = np.array(loading)[slots // self._device_rows]  # [1, 1, 1, 3, 3, 3] in the example
         row_of_slot = np.zeros(shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
-        self._rows_read: dict[int, slice] = {}  # the slots of a device in `reads`, by index in `devices`
-        self.reads = np.zeros(0, np.int64)
-        for index, number in enumerate(loading):
-            first_slot = min(index * self._device_rows, batch_rows)
-            slots = np.arange(first_slot, min(first_slot + self._device_rows, batch_rows))
-            row_of_slot[slots] = number * self._device_rows + np.arange(len(slots))
-            if devices[number].process_index == jax.process_index():
-                self._rows_read[number] = slice(len(self.reads), len(self.reads) + len(slots))
-                self.reads = np.append(self.reads, slots)
+        row_of_slot[slots] = device_of_slot * self._device_rows + slots % self._device_rows
+        is_mine = np.array([device.process_index == jax.process_index() for device in devices])
+        self.reads = slots[is_mine[device_of_slot]]
+        self._device_of_read = device_of_slot[self.reads]
         self.blocks = [Block(self.reads, None)]
         is_after_batch = np.arange(shape[0])[:, None] >= batch_rows
 
@@ -214,7 +211,8 @@ class LoaderPlacement(Placement):
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
         """See `Placement.part`. A part is all rows of one device; a device that is not a loader's gets only zeros."""
         first_row, _, _ = index[0].indices(self.shape[0])
-        rows = arrays[0][self._rows_read.get(first_row // self._device_rows, slice(0))]
+        device = first_row // self._device_rows
+        rows = arrays[0][slice(*self._device_of_read.searchsorted((device, device + 1)))]
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._device_rows)
 
     def finish(self, array: jax.Array) -> jax.Array:

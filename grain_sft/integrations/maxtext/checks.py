@@ -1,13 +1,13 @@
 """Checks of a pipeline against MaxText's config. MaxText itself does not check any of this."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
-from grain_sft.integrations.jax_arrays import Block
+from grain_sft.integrations.jax_arrays import Block, row_widths
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS, Trainer
 from grain_sft.layout import Layout
 from grain_sft.pipeline import Pipeline
@@ -79,7 +79,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
     """Refuse batches that lack an array, or have rows of a length that MaxText does not expect."""
-    widths, expected = _widths(pipeline), trainer.widths(config)
+    widths, expected = row_widths(pipeline), trainer.widths(config)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
         transform = "split_pairs" if trainer.of_pairs else "shift_targets"
@@ -127,20 +127,13 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
         raise ConfigError(f"{where}: {problem}, and all of its steps have one shape. {fix}.")
 
 
-def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each two-dimensional array of a batch."""
-    batch = pipeline.read(pipeline.first_step, np.zeros(0, np.int64))
-    return {key: array.shape[1] for key, array in batch.items() if array.ndim > 1}
-
-
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     """Refuse token weights, which MaxText does not use. With `ignore`, log a warning instead."""
-    if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
+    if not any("targets_weights" in row_widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
         problem = "the corpus has weights of tokens, but MaxText's loss counts every weight above 0 as 1"
-        fix = "Give grain_sft_ignore_weights=true to accept this, or give a corpus with masks"
-        raise ConfigError(f"{where}: {problem}. {fix}.")
+        raise ConfigError(f"{where}: {problem}. Give grain_sft_ignore_weights=true, or a corpus with masks.")
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
