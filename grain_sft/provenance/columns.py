@@ -49,9 +49,10 @@ class Sources:
             numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
             source_of_shard = np.array([numbers[label] for label in labels], np.int64)
             first_document = layout.first_document(name) if part.follows_documents else 0
-            self._parts.append(_Part(first_shard, first_document, len(self.names), part.sources, source_of_shard))
+            table = part.sources
+            self._parts.append(_Part(first_shard, first_document, len(self.names), table, source_of_shard))
             first_shard += len(labels)
-            inputs = tuple(numbers) if part.sources is None else _names_of_inputs(part.corpus, part.sources)
+            inputs = tuple(numbers) if table is None else _names_of_inputs(part.corpus, table)
             if name and len(inputs) == 1:
                 inputs = (name,)
             elif name:
@@ -76,9 +77,8 @@ class Sources:
             number_in_part = documents[in_part] - part.first_document
             last = int(number_in_part.max(initial=-1))
             if last >= len(part.table):
-                problem = f"lists {len(part.table)} documents, but the corpus has a document {last}"
-                fix = "Give the corpus's own file, or the boundaries that it was made with"
-                raise CorpusError(f"the corpus's file of sources {problem}. {fix}.")
+                problem = f"the file of sources lists {len(part.table)} documents, but the corpus has a document {last}"
+                raise CorpusError(f"{problem}. Give the corpus's own file, or the boundaries that it was made with.")
             source[in_part] = part.table[number_in_part, 0] + part.first_name
             record[in_part] = part.table[number_in_part, 1]
         return source, record

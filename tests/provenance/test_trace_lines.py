@@ -10,7 +10,7 @@ from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import MaterializedLayout
+from grain_sft.layout import MaterializedLayout, traits
 from grain_sft.prepare.materialize import materialize
 from grain_sft.provenance import find_document, iter_trace, trace
 from grain_sft.sampling import ORDERS
@@ -194,3 +194,11 @@ def test_the_parts_of_iter_trace_join_to_the_trace(layouts):
     whole = trace(pipeline, range(1, 12)).columns()
     assert_same({name: np.concatenate([part.columns()[name] for part in parts]) for name in whole}, whole)
     assert {part.receipt for part in parts} == {pipeline.receipt.code}
+
+
+def test_a_trace_reads_the_file_of_sources_once(tmp_path, monkeypatch):
+    write_olmo(tmp_path / "sft", documents(20), sources=True)
+    layout = PackedLayout(open_corpus(tmp_path / "sft", dtype="uint16", eos_token_id=2), LENGTH, cache_dir=tmp_path)
+    read, original = [], traits.read_whole
+    monkeypatch.setattr(traits, "read_whole", lambda file: read.append(file) or original(file))
+    assert trace(pipeline_of(layout), range(1)).record.min() > 0 and len(read) == 1
