@@ -106,8 +106,7 @@ class AuditLog(Observer):
         if not os.fspath(path):
             raise PipelineError("audit='': expected a local path, such as logs/audit.")
         if files.is_remote(self.path):
-            reason = "lines can't be added to a file in a bucket. Copy the log there when the run has ended"
-            raise PipelineError(f"audit={self.path!r}: expected a local path: {reason}.")
+            raise PipelineError(f"audit={self.path!r}: expected a local path. Copy the log to a bucket afterwards.")
         self.paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
         self._ends = [0 for _ in self.paths]  # size of each file after the last entry that this log wrote
         self._lock = threading.RLock()
@@ -139,8 +138,7 @@ class AuditLog(Observer):
             opened = [(path, locks.enter_context(_locked(path))) for path in self.paths]
             sizes = [os.fstat(fd).st_size for _, fd in opened]
             events, since, entries = self._entries(pipeline, step, sizes)
-            following = next(events.following(step + 1), None)
-            entry_step = pipeline.end_step if following is None else following.step
+            entry_step = next((event.step for event in events.following(step + 1)), pipeline.end_step)
             for (path, fd), end, size in zip(opened, self._ends, sizes, strict=True):
                 if 0 < end < size:  # the file has grown since this log's last entry
                     _warn_of_other_writer(path, fd, end)

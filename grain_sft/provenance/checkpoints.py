@@ -40,8 +40,7 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
-        problem = f"no step lies between the checkpoints {first} and {last}"
-        raise RowIndexError(f"{problem}. Give the earlier checkpoint first, then a later one.")
+        raise RowIndexError(f"no step lies between {first} and {last}. Give the earlier checkpoint first.")
     if steps.stop > pipeline.end_step:
         raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
     return steps

@@ -57,8 +57,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
       CorpusFileError, CorpusError: Files can't be read.
     """
     if any(each.sampler.host.count > 1 for each in (one, other)):
-        expected = "expected pipelines of one host, which read whole batches"
-        raise SamplerError(f"difference: {expected}. Load them with Host(0, 1).")
+        raise SamplerError("difference: expected pipelines of one host. Load them with Host(0, 1).")
     steps = range(_last_change(one, other) + 10_000) if steps is None else steps
     if steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
@@ -67,9 +66,8 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     steps = steps[: max(0, longer_end - steps.start)]
     shared = steps[: max(0, shorter_end - steps.start)]
     differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
-    first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), None)
-    if first is None and len(shared) < len(steps):
-        first = shared.stop  # only one run has this step
+    first_of_one_run = None if shared == steps else shared.stop
+    first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), first_of_one_run)
     if first is None:
         return Difference(reasons, steps, None, range(0))
     # after the end of the shorter run, all rows differ

@@ -93,13 +93,11 @@ class Events:
 
     def resume(self, step: int) -> Fields:
         """Return the entry of a run that continues at `step`."""
-        epochs: dict[str, int] = {}
-        offsets: dict[str, int] = {}
-        for stream in self._pipeline.at(step).sampler.streams:
-            epochs[stream.name], offsets[stream.name] = stream.begin(step)
-        # two numbers for a run of one corpus, whose stream has the name ""; two dicts for a mixture
-        epoch, offset = epochs.get("", epochs), offsets.get("", offsets)
-        return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
+        begins = {stream.name: stream.begin(step) for stream in self._pipeline.at(step).sampler.streams}
+        epoch, offset = ({name: begin[part] for name, begin in begins.items()} for part in (0, 1))
+        # two dicts for a mixture; two numbers for a run of one corpus, whose stream has the name ""
+        numbers = {"epoch": epoch.get("", epoch), "epoch_offset": offset.get("", offset)}
+        return {"action": RESUME, "step": step, **numbers, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
         """Return the entry of an event, in a process that began or resumed the run at step `since`."""

@@ -45,9 +45,8 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
     tokens = corpus.document(number).tokens
     highest = int(tokens.max(initial=0))
     if highest >= tokenizer.vocab_size:
-        expected = f"tokens below {tokenizer.vocab_size}, the size of the tokenizer's vocabulary"
-        fix = "Give the tokenizer that made the corpus"
-        raise CorpusError(f"document {number}: has token {highest}; expected {expected}. {fix}.")
+        expected = f"expected tokens below {tokenizer.vocab_size}, the size of the vocabulary"
+        raise CorpusError(f"document {number}: has token {highest}; {expected}. Give the tokenizer of the corpus.")
     return tokenizer.decode(tokens.tolist())
 
 

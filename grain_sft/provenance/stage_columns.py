@@ -73,14 +73,10 @@ class StageColumns:
         pieces = self._layout.pieces(slots.row[with_row])
         columns = self._columns_of_pieces(pieces, slots.select(with_row))
         slot_of_line = with_row[pieces.row]
-        if len(without_row):
-            slot_of_line = np.append(slot_of_line, without_row)
-            order = np.argsort(slot_of_line, kind="stable")
-            slot_of_line = slot_of_line[order]
-            for name, column in columns.items():
-                filling = 0 if name in _ZERO_WITHOUT_ROW else -1
-                columns[name] = np.append(column, np.full(len(without_row), filling))[order]
-        lines = slots.select(slot_of_line)
+        places = slot_of_line.searchsorted(without_row)
+        for name, column in columns.items():
+            columns[name] = np.insert(column, places, 0 if name in _ZERO_WITHOUT_ROW else -1)
+        lines = slots.select(np.insert(slot_of_line, places, without_row))
         # in a trace, "row" is the slot in the batch, and "instance" is the row of the layout
         of_slots = {"step": lines.step, "epoch": self._epochs(lines), "row": lines.slot}
         of_slots |= {"host": lines.host, "instance": lines.row}
