@@ -169,8 +169,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
       OSError: Another program uses the port.
       PipelineError: `port` is not an integer from 0 to 65535.
     """
-    if (port := as_integer("port", port, 0, PipelineError)) > 65535:
-        raise PipelineError(f"port={port}: expected 0 to 65535.")
+    port = as_integer("port", port, 0, PipelineError, 65535)
     check_type("address", address, str, "an address, such as '127.0.0.1'")
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()  # makes the `Metrics` of this process, if no pipeline has made it yet

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from grain_sft.arguments import as_objects
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline.run import Observer, Run
 from grain_sft.registry import Registry
@@ -26,12 +25,6 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 def standing_observers() -> tuple[Observer, ...]:
     """Return metrics and the watchdog, which are called for all pipelines of this process."""
     return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
-
-
-def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
-    """Return the observers that are not standing observers; raise a WrongTypeError for an object of another type."""
-    objects = as_objects("observers", observers, Observer)
-    return tuple(observer for observer in objects if observer not in standing_observers())
 
 
 def observers_of(pipeline: Run) -> tuple[Observer, ...]:

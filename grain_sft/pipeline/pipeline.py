@@ -23,7 +23,7 @@ from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, other_observers
+from grain_sft.pipeline.observer import OBSERVERS, standing_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
 from grain_sft.pipeline.run import Observer
 from grain_sft.sampling import Host, Sampler
@@ -88,7 +88,8 @@ class Pipeline:
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
         self.audit: Any = None
-        self.observers: tuple[Observer, ...] = other_observers(observers)
+        objects = as_objects("observers", observers, Observer)
+        self.observers: tuple[Observer, ...] = tuple(each for each in objects if each not in standing_observers())
         if audit is not None:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)

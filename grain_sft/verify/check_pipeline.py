@@ -36,8 +36,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     for part in layout.parts.values():
         for plan in part.plans:
             assert part.packing is not None
-            arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
-            arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
+            arrays = vars(plan) | {"counts": np.array(list(plan.counts.values()), np.int64)}
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
             sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
     report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
