@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Self
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import as_text
 from grain_sft.provenance.earlier_runs import Change, changes_of, receipt_parts
-from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event
-from grain_sft.provenance.run_position import RunPosition
+from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, RunPosition
 
 _NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not follow from the pipeline
 
