@@ -58,8 +58,11 @@ class Fit(NamedTuple):
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
-        """Return the MB of memory of a process whose largest batch receives `received` bytes."""
-        return self.base_mb + _batches_mb(conditions, self.batch_bytes, received)
+        """Return the MB of memory of a process whose largest batch receives `received` bytes from the bucket."""
+        ready = max(conditions.prefetch, conditions.threads)
+        batches = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
+        answers = 2 * conditions.threads * received  # to the threads that make batches
+        return self.base_mb + (batches * self.batch_bytes + answers) / 1e6
 
 
 class Measured(NamedTuple):
@@ -185,9 +188,8 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
         request_ms = max(0.0, 1e3 * float(np.median(unexplained_s / requests[has_requests])))
     fitted = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
     open_s = max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0]))
-    batch_bytes = measured["batch_bytes"]
-    base_mb = measured["peak_mb"] - _batches_mb(conditions, batch_bytes, float(demand.received.max()))
-    return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base_mb, batch_bytes)
+    fit = Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], 0.0, measured["batch_bytes"])
+    return fit._replace(base_mb=measured["peak_mb"] - fit.memory_mb(conditions, float(demand.received.max())))
 
 
 def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
@@ -200,16 +202,6 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
         "start_up_s": fit.start_s(conditions) + float(demand.seconds[0, 0]),
         "peak_mb": fit.memory_mb(conditions, float(demand.received.max())),
     }
-
-
-def _batches_mb(conditions: Conditions, batch_bytes: float, received: float) -> float:
-    """Return the MB of all batches in memory, and of the bucket's answers to the threads that make batches.
-
-    A batch has `batch_bytes` bytes. The answers for a batch have `received` bytes.
-    """
-    ready = max(conditions.prefetch, conditions.threads)
-    batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
-    return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6
 
 
 def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Demand:

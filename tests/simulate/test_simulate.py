@@ -173,6 +173,7 @@ def test_a_process_has_caches_of_its_own(write_tokens, tmp_path, monkeypatch):
     assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
     assert all(each.folder.startswith("/own/") and each.max_bytes == 1 << 23 for each in used.values())
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", "/cache")
+    monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_BYTES", "8MiB")
     monkeypatch.setattr(processes, "run_python", lambda *_, environment: environment)
     environment = processes.run_host(str(config), Host(0, 1), range(1), Conditions())
     folder = environment["GRAIN_SFT_SHARD_CACHE"].removesuffix("/shards")
