@@ -16,9 +16,6 @@ from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
-# Mean length of pieces, in tokens, from which on a loop over the pieces is faster than a cumulative sum over all tokens. For
-# 4,000 pieces of 2,000 tokens, the loop takes 3 ms and the sum takes 63 ms.
-_LONG_PIECE = 512
 
 
 class _Part(NamedTuple):
@@ -188,11 +185,7 @@ class TrainableTokens:
 
 def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
     """Return the number of True elements in `loss[offset : offset + length]` for each offset and length."""
-    ends = offsets + lengths
-    if len(loss) >= _LONG_PIECE * len(offsets):
-        pairs = zip(offsets.tolist(), ends.tolist(), strict=True)
-        return np.array([np.count_nonzero(loss[begin:end]) for begin, end in pairs], np.int64)
-    totals = np.zeros(len(loss) + 1, np.int32)
-    np.cumsum(loss, dtype=np.int32, out=totals[1:])
-    counts: Ints = totals[ends].astype(np.int64) - totals[offsets]
-    return counts
+    borders = np.stack([offsets, offsets + lengths], axis=1).reshape(-1)
+    # Sum i is that of the elements from border i to border i + 1. The last border may be the end of `loss`, hence `append`.
+    sums = np.add.reduceat(np.append(loss, False), borders, dtype=np.int32)
+    return np.where(lengths > 0, sums[::2], 0).astype(np.int64)
