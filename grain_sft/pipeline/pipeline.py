@@ -163,8 +163,8 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return `[self]`, because this run has no stages. See `StagedPipeline.with_first_stages`."""
-        return [self]
+        """Return no other versions, because this run has no stages. See `StagedPipeline.with_first_stages`."""
+        return []
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
         """Return the first column to read for columns [start, stop), and a pipeline that reads from this column on."""
