@@ -42,7 +42,7 @@ _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # what array_record reco
 
 def matches(path: str, head: bytes) -> bool:
     """Return whether a file is an ArrayRecord, by its first bytes or its name."""
-    return head.startswith(_MAGIC) or walk.is_array_record(path)
+    return head.startswith(_MAGIC) or walk.ARRAY_RECORD_NAME.search(path) is not None
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
@@ -102,11 +102,9 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
     check_digest(path, data, part.digest)
     with _local(path, size, part.start, data) as local:
         try:
-            reader = ArrayRecordReader(local, _OPTIONS)
-            try:
-                records: list[bytes] = reader.read(first, first + count) if count else []
-            finally:
-                reader.close()  # raises the errors that `read` hides
+            with contextlib.closing(ArrayRecordReader(local, _OPTIONS)) as reader:
+                records: list[bytes] = reader.read(first, first + count)
+            # closing the reader raises the errors that `read` hides
         except (RuntimeError, ValueError, IndexError, OSError) as error:
             raise CorpusFileError(f"{where}: can't be read as ArrayRecord ({error}). Write the file again.") from error
     if len(records) != count:

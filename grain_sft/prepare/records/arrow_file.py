@@ -92,9 +92,6 @@ class _Stream(io.RawIOBase):
         if self.is_file:
             scanner.take(len(_FILE_HEAD))
 
-    def readable(self) -> bool:
-        return True
-
     def read(self, count: int = -1) -> bytes:
         return self._scanner.take(min(count, self._scanner.size - self._scanner.position))
 
@@ -108,7 +105,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
     batches_end = 0
     first_dictionaries = 0  # number of dictionaries before the first batch
     try:
-        reader = ipc.open_stream(PythonFile(stream, "r"))
+        reader = ipc.open_stream(PythonFile(stream))
         batches_end = scanner.position
         for batch in reader:
             scanner.add(batch.num_rows, scanner.position - batches_end)
@@ -137,7 +134,7 @@ def _head(path: str, size: int) -> bytes:
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0
-    messages = ipc.MessageReader.open_stream(PythonFile(_Stream(scanner), "r"))
+    messages = ipc.MessageReader.open_stream(PythonFile(_Stream(scanner)))
     while messages.read_next_message().type != "record batch":
         stop = scanner.position
     return read_exactly(path, size, 0, stop).removeprefix(_FILE_HEAD)

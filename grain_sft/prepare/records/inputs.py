@@ -22,11 +22,11 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; most parts of other files have at least 8 MiB
-MANY_BLOCKS = 1024  # a file of plain lines has units of 1 MiB if the file has at most 1 GiB
+MANY_BLOCKS = 1024  # files of plain lines have units of 1 MiB up to 1 GiB, of 2 MiB up to 2 GiB, and so on
 _TAIL = 1 << 14  # bytes of the first read after a unit, to find the end of the unit's last line
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
-SCAN_THREADS = 8  # threads that open files
+SCAN_THREADS = 8  # threads that open and scan files
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions:
@@ -87,7 +87,6 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        # units of 1 MiB for a file of lines of at most 1 GiB, units of 2 MiB for at most 2 GiB, and so on
         unit_size = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
         cuts = (Part(start, min(start + unit_size, entry.size)) for start in range(0, entry.size, unit_size))
         for part in cuts if entry.parts is None else entry.parts:

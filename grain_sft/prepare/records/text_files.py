@@ -41,7 +41,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
     for magic, name in _ROW_FILES.items():
         if head.startswith(magic):
             raise PrepareError(f"{path}: a compressed {name} file can't be read from the middle. Decompress it.")
-    if walk.is_text(path) and not _OBJECT.match(head):
+    if walk.TEXT_NAME.search(path) and not _OBJECT.match(head):
         return "text"
     return "array" if head.startswith(b"[") else "jsonl"
 

@@ -12,8 +12,9 @@ from grain_sft.storage import files
 
 _COMPRESSED = r"(\.gz|\.zst)?$"
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
-_ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
-_TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
+ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
+TEXT_NAME = re.compile(rf"\.(txt|md){_COMPRESSED}")  # a text is one document
+_HIDDEN = (".", "_")  # first characters of the folders that are left out, as in Arrow and Spark
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
 _PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
@@ -28,17 +29,7 @@ _SPLITS = {
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
 
-def is_text(path: str) -> bool:
-    """Return whether a file's name is that of a text, which is one document."""
-    return _TEXT.search(path) is not None
-
-
-def is_array_record(path: str) -> bool:
-    """Return whether a file's name is that of an ArrayRecord."""
-    return _ARRAY_RECORD.search(path) is not None
-
-
-def expand(path: str) -> Sequence[str]:
+def expand(path: str) -> list[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
     A folder names the files of records below it. If it has none, it names the texts below it. The function leaves out
@@ -52,8 +43,7 @@ def expand(path: str) -> Sequence[str]:
         dataset.
     """
     path = files.normalize(path)
-    paths: Sequence[str] = [path]
-    problem = "names no file"
+    paths, problem = [path], "names no file"
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
         paths = files.glob(path)
     elif files.is_folder(path):
@@ -68,7 +58,7 @@ def expand(path: str) -> Sequence[str]:
     return paths
 
 
-def _files_of(folder: str) -> Sequence[str]:
+def _files_of(folder: str) -> list[str]:
     # path of each file: names of the folders between `folder` and the file
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if files.name_of(path) == _PREPARED}
@@ -82,9 +72,9 @@ def _files_of(folder: str) -> Sequence[str]:
 
     # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
     candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
-    paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or is_array_record(path)])
+    paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or ARRAY_RECORD_NAME.search(path)])
     if not paths:
-        paths = [path for path in candidates if is_text(path)]
+        paths = [path for path in candidates if TEXT_NAME.search(path)]
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, paths)))
     _check_one_split(folder, {path: below[path] for path in paths})
@@ -110,7 +100,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
         path = str(client.info(folder)["name"]).strip("/")  # without gs:// or gcs://, as `find` returns paths
         for name in client.find(folder):
             folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
-            if not any(map(_is_hidden, folders)):
+            if not any(name.startswith(_HIDDEN) for name in folders):
                 yield str(client.unstrip_protocol(name)), folders
 
 
@@ -128,13 +118,8 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     for entry, is_folder in entries:
         if not is_folder:
             yield str(entry), folders
-        elif not _is_hidden(entry.name):
+        elif not entry.name.startswith(_HIDDEN):
             yield from _local(entry, (*folders, entry.name), above | {real_path})
-
-
-def _is_hidden(name: str) -> bool:
-    """Return whether a folder of this name is left out, as in Arrow and Spark."""
-    return name.startswith((".", "_"))
 
 
 def _files_with_data(paths: Sequence[str]) -> list[str]:
