@@ -58,15 +58,14 @@ class SentencePieceTokenizer(OneFileTokenizer):
         except (ValueError, RuntimeError, message.DecodeError) as error:
             raise CorpusError(f"{where}: is not a SentencePiece model ({error}). Copy it again.") from error
         self.vocab_size = int(processor.get_piece_size())
-        ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.pad_id()}
-        named = {name: (processor.id_to_piece(number), number) for name, number in ids.items() if number >= 0}
+        ids = {"bos_token": processor.bos_id(), "eos_token": processor.eos_id(), "pad_token": processor.pad_id()}
+        named = {name: processor.id_to_piece(number) for name, number in ids.items() if number >= 0}
         self._set_special(special_tokens, named)
         self._special_texts = {number: text for text, number in special_tokens.items()}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`. One thread encodes, because a preparation has a process for each core."""
-        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
-        return ids
+        return list(self._processor.encode(list(texts), num_threads=1))
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays. These are 5 % faster than lists."""
@@ -81,9 +80,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         if unknown in ids:
             # an unknown piece has the length of its text, not of "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
-            for index, number in enumerate(ids):
-                if number == unknown:
-                    lengths[index] = len(pieces[index].encode())
+            lengths = np.where(np.asarray(ids) == unknown, [len(piece.encode()) for piece in pieces], lengths)
         normalized, offsets = self._processor.normalize(text, with_offsets=True)
         starts, stops = character_spans(normalized, lengths)
         characters = np.asarray(offsets, np.int64)

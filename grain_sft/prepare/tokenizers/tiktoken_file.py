@@ -70,8 +70,12 @@ class TiktokenTokenizer(OneFileTokenizer):
         self._ranks = _parse_ranks(self._contents[FILE], where)
         settings = self._settings(self._contents.get(SIDECAR))
         special = settings.special_tokens
-        texts = {"bos": settings.bos_token, "eos": settings.eos_token, "pad": settings.pad_token}
-        self._set_special(special, {name: (text, special[text]) for name, text in texts.items() if text is not None})
+        names = ("bos_token", "eos_token", "pad_token")
+        named = {name: text for name in names if (text := getattr(settings, name)) is not None}
+        for text in named.values():
+            if text not in special:
+                raise CorpusError(f"{where}.json: {text!r} is not in special_tokens. Add it there.")
+        self._set_special(special, named)
         self.vocab_size = max([*self._ranks.values(), *special.values()]) + 1
         self._encoding = self._load(settings.pattern)
         self._check_pattern()
@@ -144,9 +148,6 @@ class TiktokenTokenizer(OneFileTokenizer):
         special = settings.special_tokens
         if set(self._ranks.values()) & set(special.values()) or len(set(special.values())) < len(special):
             raise CorpusError(f"{where}: special_tokens: an id is used twice or is a rank of the file. Fix the ids.")
-        for text in (settings.bos_token, settings.eos_token, settings.pad_token):
-            if text is not None and text not in special:
-                raise CorpusError(f"{where}: {text!r} is not in special_tokens. Add it there.")
         return settings
 
 

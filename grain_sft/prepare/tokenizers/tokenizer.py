@@ -103,14 +103,14 @@ class OneFileTokenizer(Tokenizer):
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
         """Return where each token begins and ends in `text`: the result of `character_spans`."""
 
-    def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
-        """Set the attributes of special tokens and chat template. `named` has the spelling and id of "bos", "eos" and "pad"."""
+    def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, str]) -> None:
+        """Set the attributes of special tokens and chat template. `named` has the spellings of "bos_token", "eos_token", …"""
         self.special_tokens = special_tokens
         self.control_ids = frozenset(special_tokens.values())
-        for name, (_, number) in named.items():
-            setattr(self, f"{name}_token_id", number)
+        for name, text in named.items():
+            setattr(self, f"{name}_id", special_tokens[text])
         self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
-        self.template_variables = {f"{name}_token": text for name, (text, _) in named.items()}
+        self.template_variables = named
         template = self._contents.get(CHAT_TEMPLATE)
         try:
             self.chat_template = None if template is None else template.decode()
