@@ -92,12 +92,12 @@ class Pipelines(Runner):
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
     def render(self, job: Job, groups: Sequence[int]) -> Sequence[int]:
-        self._save("job.json", job)
+        save(files.join(self.shared, "job.json"), job)
         self.run("Render", render, groups)
         return groups
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Sequence[Task]:
-        self._save("plan.json", (job.headers, plan.statistics))
+        save(files.join(self.shared, "plan.json"), (job.headers, plan.statistics))
         arrays = io.BytesIO()
         np.savez(arrays, lengths=plan.documents.lengths, **plan.splits)  # type: ignore[arg-type]
         files.write_bytes(files.join(self.shared, "plan.npz"), arrays.getvalue())
@@ -121,7 +121,7 @@ class Pipelines(Runner):
                 results = spread_items | name >> beam.FlatMap(step, self.shared)
                 # "Save" has a single item, the path, so one worker saves all results
                 single_path = pipeline | "Once" >> beam.Create([path])
-                _ = single_path | "Save" >> beam.Map(save_results, beam.pvalue.AsIter(results))
+                _ = single_path | "Save" >> beam.Map(save, beam.pvalue.AsList(results))
         except GrainSftError:
             raise
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
@@ -136,9 +136,6 @@ class Pipelines(Runner):
             if failure is not None:
                 raise failure.to_error()
         return results
-
-    def _save(self, name: str, value: Any) -> None:
-        files.write_bytes(files.join(self.shared, name), msgspec.json.encode(value))
 
 
 # The steps run on Beam's workers. Beam may run a step twice for one item, even on two machines at the same time. This is
@@ -172,9 +169,9 @@ def write(task: Task, shared: str) -> Iterator[Result]:
         yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
 
 
-def save_results(path: str, results: Iterable[Result]) -> None:
-    """Write results as JSON."""
-    files.write_bytes(path, msgspec.json.encode(list(results)))
+def save(path: str, value: Any) -> None:
+    """Write a value as JSON."""
+    files.write_bytes(path, msgspec.json.encode(value))
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:

@@ -128,13 +128,11 @@ class _Splits(Documents):
         token_dtype = np.result_type(*(corpus.dtype for corpus in self.corpora))
         super().__init__(lengths, starts, firsts, token_dtype, loss_dtype)
         self.withdrawn = corpus_documents_named(self.corpora, without)
-        is_kept = np.ones(len(lengths), np.bool_)
-        is_kept[self.withdrawn] = False
-        is_written = is_kept if keep_empty else is_kept & (lengths > 0)
-        written = np.flatnonzero(is_written)
+        kept = np.delete(np.arange(len(lengths)), self.withdrawn)
+        written = kept if keep_empty else kept[lengths[kept] > 0]
         ids_of_splits = np.split(written, np.searchsorted(written, firsts[1:-1]))
         self.ids = dict(zip(corpora, ids_of_splits, strict=True))
-        self.dropped = int(is_kept.sum()) - len(written)
+        self.dropped = len(kept) - len(written)
         if not len(self.ids["train"]):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
@@ -210,9 +208,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     if any(corpus.of_pairs for corpus in splits.values()):
         raise PrepareError(f"{where}: preference pairs are not converted. Prepare their records in another format.")
     if writer.of_pairs:
-        raise PrepareError(
-            f"{where}: holds no preference pairs, but the format of the output does. Choose another format."
-        )
+        raise PrepareError(f"{where}: holds no preference pairs, but the new format does. Choose another format.")
     return splits
 
 
