@@ -87,6 +87,6 @@ def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 
-def _needs_no_quotes(key: str) -> bool:
-    """Return whether a key needs no quotes in the option or the shell."""
-    return re.fullmatch(r"[A-Za-z0-9_.-]+", key) is not None
+def _needs_no_quotes(key: object) -> bool:
+    """Return whether a key is a text that needs no quotes in the option or the shell."""
+    return isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", key) is not None

@@ -238,7 +238,8 @@ def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, ex
 
 
 def test_an_unknown_record_without_a_known_word_names_the_option():
-    for record in ({}, {"a": "x", "b": "y"}, {"a b": [{"role": "user", "content": "x"}]}, {"list": [{"role": "bot"}]}):
+    turns = [{"role": "user", "content": "x"}]
+    for record in ({}, {"a": "x", "b": "y"}, {"a b": turns}, {5: turns}, {5: "x"}, {"list": [{"role": "bot"}]}):
         with pytest.raises(RecordError, match="--schema prompt_completion:prompt=KEY,completion=KEY"):
             parse_record(record)
 
