@@ -165,21 +165,20 @@ def check_value(value: object, kind: Any, where: str) -> None:
         origin, table = get_origin(member), table_of(member)
         if is_struct(member) and isinstance(value, Mapping):
             check(value, options_of(member), where)
-            return
-        if origin is list and isinstance(value, list):
+        elif origin is list and isinstance(value, list):
             for number, item in enumerate(value):
                 check_value(item, get_args(member)[0], f"{where}[{number}]")
-            return
-        if origin is dict and isinstance(value, Mapping):
+        elif origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
                 if not isinstance(key, str):  # such as `no`, which is a bool in YAML
                     raise ConfigError(f"{where}: a key is {shortened(repr(key))}; expected text. Put it in quotes.")
                 check_value(item, get_args(member)[1], f"{where}.{key}")
-            return
-        if table is not None and isinstance(value, str):
-            if value in table or ":" in value:
-                return
-            raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
+        elif table is not None and isinstance(value, str):
+            if value not in table and ":" not in value:
+                raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
+        else:
+            continue
+        return
     try:
         msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeEncodeError):  # UnicodeEncodeError: half of a surrogate pair
