@@ -23,7 +23,7 @@ from grain_sft.registry import table_of
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an option that has to be given."""
 
-_ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
+_ARGUMENTS = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?: .*)?)*)", re.MULTILINE)
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
@@ -95,17 +95,11 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 def _help_texts(doc: str) -> dict[str, str]:
     """Return the entries of a docstring's `Args:`, each on one line."""
-    entries: dict[str, list[str]] = {}
-    entry: list[str] = []
     lines = doc.partition("\nArgs:\n")[2].splitlines()
     indented = itertools.takewhile(lambda line: not line or line.startswith(" "), lines)
-    for line in textwrap.dedent("\n".join(indented)).splitlines():
-        if match := _ARGUMENT.match(line):
-            entry = [match[2]]
-            entries |= dict.fromkeys(match[1].split(", "), entry)  # "start, stop: ..." is the entry of both names
-        elif line:
-            entry.append(line.strip())
-    return {name: " ".join(lines) for name, lines in entries.items()}
+    entries = _ARGUMENTS.findall(textwrap.dedent("\n".join(indented)))
+    # "start, stop: ..." is the entry of both names
+    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
 
 
 def _config_type(hint: Any) -> Any:

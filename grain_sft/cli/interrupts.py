@@ -116,7 +116,7 @@ def _kill_children() -> None:
         ancestor = parents[pid]
         while ancestor and ancestor != os.getpid():
             ancestor = parents.get(ancestor, 0)
-        if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
+        if ancestor and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
             with contextlib.suppress(OSError):  # the process has ended
                 os.kill(pid, signal.SIGKILL)
 

@@ -181,8 +181,8 @@ def _locate(path: object, folder: str) -> object:
 
 def _locate_list(name: object, folder: str) -> object:
     """Return `name` as a `ListFile` if `folder` has a file of that name. Otherwise return `name`."""
-    is_document = isinstance(name, str) and re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)  # such as "5" and "web:5"
-    if not isinstance(name, str) or files.is_remote(name) or is_document:
+    # "5" and "web:5" are documents
+    if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)
     if not isinstance(path, str) or path == name or not files.is_file(path):

@@ -166,7 +166,7 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_pa
         status, error = failure(*command.split(), "out/new")  # a good output, but no input
         assert status == 1 and "can't be written" not in error, command
         assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"], command
-    assert "the output is an empty name" in failure(*"inspect no-config.yaml --step 0 --html".split(), "")[1]
+    assert "the output is an empty name" in failure("inspect", "no-config.yaml", "--step", "0", "--html", "")[1]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -114,7 +114,9 @@ class FromOutside:
         path: Path of a file,
             on two lines.
         names: Names by number.
+
         rate: Rate.
+        **options: Options of a parent class.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class FromOutside:
         path: Path | None = None,
         names: typing.Mapping = {},  # type: ignore[type-arg]
         rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0,
+        **options: Any,
     ):
         self.path = path
 
