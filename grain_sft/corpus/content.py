@@ -48,9 +48,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
             raise _ChangedError
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
-    all_remote = all(files.is_remote(file.path) for file in stored)
     # None means the cache that machines may share. Keys of local files hold inodes, which differ between machines.
-    folder = None if all_remote else files.cache_dir()
+    folder = None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
     try:
         arrays = artifact.load_or_make("content", key, make, folder)
     except _ChangedError:
@@ -68,7 +67,6 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
         return None
     stamps: list[list[Any]] = []
     remote = [file for file in stored if files.is_remote(file.path)]
-    now = time.time()
     try:
         versions = {file.path: file.version or "" for file in identify(remote)}
         for file in stored:
@@ -79,10 +77,10 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
                 stamps.append([file.path, version, file.size, file.data_offset])
                 continue
             status = os.stat(file.path)
-            if now - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
+            if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
                 return None
-            times = status.st_mtime_ns, status.st_ctime_ns
-            stamps.append([status.st_dev, status.st_ino, *times, file.size, file.data_offset])
+            identity = [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+            stamps.append([*identity, file.size, file.data_offset])
     except OSError:
         return None  # the caller reads the file next, which raises an error that gives the reason
     return {"content": _VERSION, "of": of, "files": stamps}

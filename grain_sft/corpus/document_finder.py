@@ -93,8 +93,7 @@ class DocumentFinder:
 
         if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
             return take_pending()
-        depends = {"documents": 3, "content": key}  # 3: version of the cached arrays
-        arrays = artifact.load_or_make("documents", depends, make)
+        arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)  # 3: version of the arrays
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
         return Documents(start, length, int(arrays["highest_token"][0]), key)
 

@@ -177,9 +177,9 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             continue
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
-        needs_no_detection = form.any_path and format != AUTO  # the caller named a format that accepts any path
         with errors_of(form):
-            found = candidate if needs_no_detection else form.detect(candidate, listing)
+            # no detection if the caller named a format that accepts any path
+            found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
             if found is not None:
                 return form.read(found, options, listing)
     problem = f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}"

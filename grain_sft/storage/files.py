@@ -204,10 +204,9 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     name = normalize(path)
     try:
         if is_remote(name):
-            encoding = None if "b" in mode else "utf-8"
             with atomic_file.temporary_folder("grain_sft-") as folder:
                 local = os.path.join(folder, "file")
-                with open(local, mode, encoding=encoding) as file:
+                with open(local, mode, encoding=None if "b" in mode else "utf-8") as file:
                     yield file
                 upload(local, name)
         else:

@@ -172,8 +172,7 @@ def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[
     weights = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
     if not 0 < sum(weights.tolist()) < math.inf:
         raise CorpusError(f"{expected}, finite and at least one of them above 0. Fix the split.")
-    shares = (weights / weights.sum()).tolist()
-    bounds = [0, *itertools.accumulate(shares)]
+    bounds = [0, *itertools.accumulate((weights / weights.sum()).tolist())]
     i = SUBSETS.index(subset)
     if bounds[i + 1] <= bounds[i]:
         raise CorpusError(f"{prefix}split={split!r} has nothing for {prefix}subset={subset!r}. Open another subset.")

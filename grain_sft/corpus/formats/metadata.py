@@ -230,13 +230,11 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
     """Warn if the EOS id and the tokenizer of a split are unknown. `lacks` names the missing metadata files."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
-        logging.warning(
-            "%s: lacks %s, so its tokenizer and the id of the token that ends a document are unknown; rows are padded "
-            "with token %d. Copy a file that states them from the original corpus, or give eos_token_id.",
-            folder,
-            f"ids in {metadata.path}" if metadata.path else lacks,
-            metadata.pad_token_id or 0,
-        )
+        lacks = f"ids in {metadata.path}" if metadata.path else lacks
+        problem = f"{folder}: lacks {lacks}, so its tokenizer and the id of the token that ends a document are unknown"
+        effect = f"rows are padded with token {metadata.pad_token_id or 0}"
+        fix = "Copy a file that states them from the original corpus, or give eos_token_id"
+        logging.warning("%s; %s. %s.", problem, effect, fix)
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:

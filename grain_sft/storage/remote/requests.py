@@ -24,10 +24,8 @@ request with its argument, the fsspec file system."""
 
 def version_of(info: Mapping[str, Any]) -> str | None:
     """Return the version in a file system's description of a file, such as "generation 1712" or "ETag abc"."""
-    for key in _VERSION_KEYS:
-        if info.get(key) not in (None, ""):
-            return f"{key} {info[key]}"
-    return None
+    stated = (f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key) not in (None, ""))
+    return next(stated, None)
 
 
 def size_of(path: str, info: Mapping[str, Any]) -> int:
@@ -56,10 +54,9 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
         """Return the result of one request, or its exception. Raise if the time for its retries is up."""
-        description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
-                with activity.open_request(description):
+                with activity.open_request(f"{part}of {path}" if part else path):
                     return await request(client)
             except retries.RequestFailedError as error:
                 raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
