@@ -83,7 +83,6 @@ class CurriculumSampler(EpochSampler):
         super().__init__(BatchSizes(global_batch_size), host)
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.row_lengths = tuple(length for length, _ in self.buckets)
-        self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         self._rows_before_bucket = np.cumsum(rows) - rows
         rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
         self._counts = batch_counts(curriculum, rows, rows_per_batch, self.num_cycles, self.balanced)
@@ -91,7 +90,7 @@ class CurriculumSampler(EpochSampler):
         self._bucket_orders = []
         for length, num_rows in self.buckets:
             order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))
-            self._bucket_orders.append(order(num_rows, seed=self.seed, cache_dir=cache_dir))
+            self._bucket_orders.append(order(num_rows, seed=source.seed, cache_dir=cache_dir))
         epochs_of_stream = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
         self._set_stream(source, epochs_of_stream, self._rows_of, batching)
@@ -133,14 +132,6 @@ class CurriculumSampler(EpochSampler):
         for bucket, selected in groups(parts.bucket[part]):
             rows[selected] = self._rows_of_bucket(epoch, bucket, bucket_indices[selected])
         return rows
-
-    @property
-    def data_key(self) -> str:
-        return self._key(self.seed)
-
-    @property
-    def receipt(self) -> str:
-        return self._key(self.seed if self.shuffle else 0)
 
     @property
     def _curriculum_text(self) -> str:

@@ -1,5 +1,6 @@
 """Base of the samplers that read one stream of rows: the epochs of one source, one after the other."""
 
+import abc
 import functools
 
 import numpy as np
@@ -24,6 +25,7 @@ class EpochSampler(StreamSampler):
 
     def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
         """Set the stream of the sampler, with arguments as in `EpochStream`. `epochs` are the epochs of one block."""
+        self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, epochs.num_rows, rows_at
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
@@ -31,6 +33,18 @@ class EpochSampler(StreamSampler):
     @property
     def _num_blocks(self) -> int:
         return self.host.count if self.host_blocks else 1
+
+    @abc.abstractmethod
+    def _key(self, seed: int) -> str:
+        """Return `data_key`, but with `seed` in place of the sampler's seed."""
+
+    @property
+    def data_key(self) -> str:
+        return self._key(self.seed)
+
+    @property
+    def receipt(self) -> str:
+        return self._key(self.seed if self.streams[0].source.seeded else 0)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:

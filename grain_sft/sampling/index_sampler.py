@@ -73,9 +73,8 @@ class IndexSampler(EpochSampler):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         source = SourceOrder(num_instances, seed, order, shuffle, epochs, chunk_size=chunk_size, start=start)
-        self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
-        self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
-        self.costs = costs
+        self.order, self.last_batch, self.cache_dir = order, last_batch, cache_dir
+        self.chunk_size, self.costs = source.chunk_size, costs
         check_choice("last_batch", last_batch, get_args(LastBatch), SamplerError)
         traits = ORDERS[order]
         super().__init__(BatchSizes(global_batch_size, schedule), host)
@@ -83,13 +82,13 @@ class IndexSampler(EpochSampler):
             problem = f"last_batch='fill': order {order!r} runs on across epochs and has no last batch"
             raise SamplerError(f"{problem}. Leave last_batch out, or take another order.")
         self.runs_on, self.host_blocks = traits.runs_on or last_batch == "run_on", traits.host_blocks
-        self._source, start = source, source.start
+        start = source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
             fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
         num_blocks = self._num_blocks  # epochs and batch sizes are computed for one block: see `EpochSampler`
-        block_rows = self.num_instances // num_blocks
+        block_rows = source.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)
         if start[1] % num_blocks:  # rounding down would repeat rows
@@ -116,21 +115,14 @@ class IndexSampler(EpochSampler):
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return self._with(start=starts.get("", (0, 0)))
 
-    @property
-    def data_key(self) -> str:
-        return self._key(self.seed)
-
-    @property
-    def receipt(self) -> str:
-        return self._key(self.seed if self._source.seeded else 0)
-
     def _key(self, seed: int) -> str:
         hosts = f"host={Host(0, self.host.count)!r}, " if self.host_blocks else ""
         costs = f", costs={self._costs_hash}" if ORDERS[self.order].by_cost else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
             f"seed={seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
-            f"epochs={self.epochs}, last_batch={self.last_batch!r}{costs}{self._schedule_text}{self._source.options_text})"
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{costs}"
+            f"{self._schedule_text}{self.streams[0].source.options_text})"
         )
 
     @functools.cached_property
