@@ -130,11 +130,9 @@ class EndingEpochs(RunningEpochs):
         return epochs, indices
 
     def steps_before(self, epoch: int) -> int:
-        for phase, end in zip(self._phases, [*self._sizes.steps[1:], math.inf], strict=True):
-            first_step = phase.first_step(epoch)
-            if first_step < end:
-                break
-        return first_step
+        first_steps = (phase.first_step(epoch) for phase in self._phases)
+        ends = [*self._sizes.steps[1:], math.inf]
+        return next(first for first, end in zip(first_steps, ends, strict=True) if first < end)
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
         first, last = self.steps_before(epoch), self.steps_before(epoch + 1) - 1

@@ -229,7 +229,7 @@ class MixtureSampler(StreamSampler):
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         source = self.streams[number].source
         rows = indices + (epoch * source.num_instances - source.rows_before)  # rows of the stream, as in `_span`
-        rows_of_mixture = np.where(rows < 0, -1, find_drawn(self._paths[number], np.maximum(rows, 0)))
+        rows_of_mixture = find_drawn(self._paths[number], rows)
         steps = self.batch_sizes.steps_of(rows_of_mixture)
         before, sizes = self.batch_sizes.of_steps(steps)
         slots = rows_of_mixture - before
