@@ -100,8 +100,6 @@ class MixtureLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         """Return the pieces of the parts, with the mixture's numbers of shards and documents."""
-        if not len(rows):
-            return self._layouts[0].pieces(rows)
 
         def columns_of(number: int, index: Ints) -> tuple[Ints, ...]:
             pieces = self._layouts[number].pieces(rows[index] - self.first_rows[number])

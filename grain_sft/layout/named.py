@@ -52,8 +52,7 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
     """
     run = RunDocuments(layouts)
     numbers = run_documents_named(run, named)
-    by_layout = {id(layout): run.within(layout, numbers) for layout in run.layouts}
-    return [by_layout[id(layout)] for layout in layouts]
+    return [run.within(layout, numbers) for layout in layouts]
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:

@@ -226,7 +226,7 @@ class PackedLayout(Layout):
         return plan.start[segments].tolist(), plan.length[segments].tolist(), BEGIN_OF_ROW
 
     def pieces(self, rows: Ints) -> Pieces:
-        if len(self.plans) == 1 or not len(rows):
+        if len(self.plans) == 1:
             return pieces_of(self.corpus, *self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
         return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))

@@ -49,7 +49,7 @@ class PairsLayout(Layout):
         prompt_length = longest // 2 if prompt_length is None else prompt_length
         self.prompt_length = as_integer("prompt_length", prompt_length, 1, LayoutError)
         self.response_length = longest - self.prompt_length
-        if not 0 < self.prompt_length < longest:
+        if self.prompt_length >= longest:
             raise LayoutError(f"prompt_length={self.prompt_length}: expected 1 to {longest - 1} ({sequence_length=}).")
         check_choice("long_pairs", long_pairs, ("truncate", "drop"), LayoutError)
         self.long_pairs, self.sequence_length = long_pairs, longest + self.response_length

@@ -128,12 +128,12 @@ def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) ->
     The first column has the row of each piece, as an index into `part`.
 
     Args:
-      part: int64 [rows], number of the part that each row is in; one row or more.
+      part: int64 [rows], number of the part that each row is in. Without rows, the columns are those of part 0, all empty.
       columns_of: Function (number, rows) that returns the columns of the part with this number. `rows`, int64 [n], are indices
         into `part`. The first column of the result has indices into `rows`.
     """
     by_part = []
-    for number, index in groups(part):
+    for number, index in list(groups(part)) or [(0, part)]:
         row, *columns = columns_of(number, index)
         by_part.append((index[row], *columns))
     joined = [np.concatenate(column) for column in zip(*by_part, strict=True)]
