@@ -123,8 +123,6 @@ def _kill_children() -> None:
 
 def _read_proc(pid: int | str, name: str) -> bytes:
     """Return the content of a file in /proc/PID; b"" if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+    return b""
