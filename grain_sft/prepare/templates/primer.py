@@ -7,6 +7,7 @@ primer specification of niels_gpt.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from grain_sft.corpus import IGNORED
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
@@ -14,7 +15,6 @@ from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
-IGNORED = -100  # label of a token that takes no loss
 
 _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"}
 
@@ -34,7 +34,6 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the role's token, the text and `<|eot|>` for the system text and for each message."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []

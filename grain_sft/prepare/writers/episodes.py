@@ -73,7 +73,6 @@ def write_shard(
 def finish(plan: Plan) -> None:
     """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
-    plan.write_sources()
     plan.write_metadata(*ENDS)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",

@@ -46,10 +46,6 @@ def write(plan: Plan, task: Task) -> None:
             index.write(part)
 
 
-def finish(plan: Plan) -> None:
-    """Write sources and metadata."""
-    plan.write_sources()
-    plan.write_metadata()
-
-
-FORMAT = Format(splits.by_random_state, check, whole_split, write, finish, holds_loss=False, max_seed=(1 << 32) - 1)
+FORMAT = Format(
+    splits.by_random_state, check, whole_split, write, Plan.write_metadata, holds_loss=False, max_seed=(1 << 32) - 1
+)

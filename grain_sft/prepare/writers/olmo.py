@@ -54,7 +54,6 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources, metadata and statistics."""
-    plan.write_sources()
     plan.write_metadata()
     for split in plan.splits:
         _write_statistics(plan, split)

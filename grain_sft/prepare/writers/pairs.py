@@ -26,7 +26,6 @@ def _columns(block: Block) -> tuple[Array, list[Array]]:
 
 def finish(plan: Plan) -> None:
     """Write sources and metadata."""
-    plan.write_sources()
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}
     plan.write_json("dataset_metadata.json", {"token_dtype": TOKEN_DTYPE.name, **ids})

@@ -112,8 +112,9 @@ class Plan:
             **label_masks,
         )
 
-    def write_metadata(self, *special: str) -> None:
-        """Write each split's metadata to a corpus.json in its folder."""
+    def write_metadata(self, *special: str, sources: Callable[[str], str] = "{}/sources.bin".format) -> None:
+        """Write each split's metadata to a corpus.json in its folder, and its sources to the file `sources(split)`."""
+        self.write_sources(sources)
         for split in self.splits:
             self.write_json(f"{split}/{SPLIT}", self.metadata(split, *special))
 

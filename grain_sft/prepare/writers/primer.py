@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from grain_sft.corpus import IGNORED
 from grain_sft.errors import PrepareError, StorageError
 from grain_sft.prepare import splits
-from grain_sft.prepare.templates.primer import IGNORED, SPECIAL_TOKENS
+from grain_sft.prepare.templates.primer import SPECIAL_TOKENS
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, refuse_weights, whole_files, whole_split
 from grain_sft.storage import files
 
@@ -37,8 +38,7 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Write sources, metadata, links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
-    plan.write_sources("{}_sources.bin".format)
-    plan.write_metadata(SPECIAL_TOKENS["eot"])
+    plan.write_metadata(SPECIAL_TOKENS["eot"], sources="{}_sources.bin".format)
     split_figures: dict[str, Any] = {}
     for split in ("train", "val"):
         counts = plan.statistics.get(split, SplitStatistics())
