@@ -4,6 +4,7 @@ Token ids are those of transformers' `apply_chat_template`. The assistant's text
 markup that ends a turn of the assistant. If the template marks texts with {% generation %}, only the marked texts take loss.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
-from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
+from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans, Tools, with_reasoning
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -50,6 +51,8 @@ class Chat(Template):
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
         encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
         self._encoder = encoder(tokenizer)
+        # the texts around the contents are often the same in chats with the same roles
+        self._find = functools.lru_cache(maxsize=KEPT)(self._encoder.find)
         # without `encodes_whole_chats`, the encoder adds an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
@@ -71,7 +74,7 @@ class Chat(Template):
         text = self._chat.render(messages, tools)
         self._refuse_unread(messages, tools, text)
         chat = RenderedChat(self._chat, messages, tools, text)
-        expected = expected_controls(chat, self._encoder.find, self._encoder.special)
+        expected = expected_controls(chat, self._find, self._encoder.special)
         if self._chat.marks_turns:
             spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, learned)
         else:
@@ -90,8 +93,7 @@ class Chat(Template):
         # tuples of (name of what a shorter chat lacks, messages of the shorter chat, tools of the shorter chat, fix)
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # Qwen 3's template reads thoughts, but leaves out the thoughts of earlier turns
-        read_keys, _ = self._chat.literals
-        if read_keys.isdisjoint(REASONING):
+        if self._chat.read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
         for role in _OFTEN_LEFT_OUT:
             without_role = [message for message in messages if message["role"] != role]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.strict_json import strings
-from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, around_contents
+from grain_sft.prepare.templates.chat_spans import RenderedChat, around_contents
 from grain_sft.prepare.templates.chat_template import unused_characters
 from grain_sft.prepare.templates.template import SpecialText
 
@@ -73,17 +73,11 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat."""
     starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_PLACEHOLDER) for literal in literals)]
     controls = []
-    for number, start, stop in _find_once(find, _PLACEHOLDER.join(literals)):
+    for number, start, stop in find(_PLACEHOLDER.join(literals)):
         literal = bisect.bisect_right(starts_in_joined, start) - 1
         shift = starts[literal] - starts_in_joined[literal]  # from the joined literals to the chat
         controls.append(Control(number, start + shift, stop + shift))
     return controls
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`. The cache is useful because chats with the same roles often have the same `text`."""
-    return find(text)
 
 
 class Disguise:
@@ -103,8 +97,7 @@ class Disguise:
 
     def __init__(self, chat: RenderedChat, special: SpecialText) -> None:
         self._chat, self._special = chat, special
-        keys, self._compared = chat.template.literals
-        self._kept_keys = _kept_keys(keys, special)
+        self._kept_keys = _kept_keys(chat.template.read_keys, special)
         values = [chat.messages, chat.tools]
         used = {char for _, text in strings(values) for char in text if not char.isspace() and char not in _ESCAPED}
         letters = {char for char in used if char.isalnum()}
@@ -150,7 +143,7 @@ class Disguise:
         """Disguise a text. Keep the words that the template looks for, but not a word that overlaps a control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
-        for match in self._compared.finditer(text):
+        for match in self._chat.template.compared.finditer(text):
             if not any(start < match.end() and match.start() < stop for start, stop in spelled):
                 characters[match.start() : match.end()] = match.group()
         return "".join(characters)

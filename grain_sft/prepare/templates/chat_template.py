@@ -29,6 +29,8 @@ class ChatTemplate:
     Attributes:
       source: Text of the template.
       marks_turns: Whether the template itself marks the assistant's texts, with {% generation %}.
+      read_keys: Keys that the template may read.
+      compared: Pattern of the words that the template may look for, such as "</think>".
 
     Raises:
       PrepareError: The text is not a Jinja template.
@@ -40,16 +42,12 @@ class ChatTemplate:
         self._jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
         self._compiled = self._jinja.compile_template(text)
         self.marks_turns: bool = self._jinja.marks_turns(text)
+        self.read_keys, compared = self._jinja.literals_of(text)
+        self.compared = any_of(compared)
         self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": self._jinja.NO_DATE}
         eos = self._variables.get("eos_token")
         self._eos = {eos} if isinstance(eos, str) else set()
         self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
-
-    @functools.cached_property
-    def literals(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """Keys that the template may read, and a pattern of the words that it may look for, as in `jinja.literals_of`."""
-        keys, compared = self._jinja.literals_of(self.source)
-        return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str | None:
         """Return the result of `render`; None if the template refuses. `prompt` adds the beginning of the assistant's turn."""

@@ -65,19 +65,14 @@ class FillInTheMiddle:
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
             return self._permuted(text, next(draws), self._options.fim_rate) if text else [(text, 1.0)]
-        is_changed = next(draws)[0] < self._options.fim_rate * 2**64
-        pieces: list[Piece] = []
-        for number, fragment in enumerate(fragments):
-            is_last = number == len(fragments) - 1
-            if is_changed and not fragment and not is_last:
-                continue
-            if is_changed:
-                pieces += self._permuted(fragment, next(draws), self._options.fim_fragment_rate or 0.0)
-            else:
-                pieces.append((fragment, 1.0))
-            if not is_last:
-                pieces.append(self._split_piece)
-        return pieces
+        if next(draws)[0] < self._options.fim_rate * 2**64:
+            kept = [*filter(None, fragments[:-1]), fragments[-1]]
+            rate = self._options.fim_fragment_rate or 0.0
+            parts = [self._permuted(fragment, next(draws), rate) for fragment in kept]
+        else:
+            parts = [[(fragment, 1.0)] for fragment in fragments]
+        pieces = [piece for part in parts for piece in (*part, self._split_piece)]
+        return pieces[:-1]
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
         """Return the pieces of a text or a fragment. `rate` is the probability that the middle moves to the end."""

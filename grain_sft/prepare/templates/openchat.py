@@ -34,7 +34,6 @@ class OpenChat(PiecesTemplate):
         self._bos = list(tokenizer.empty_ids)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
         system, messages = conversation.system, conversation.messages
         if system is None and messages[0].role == "system":
@@ -61,8 +60,6 @@ class OpenChat(PiecesTemplate):
             # From the end, every three pieces are a message: prefix, text and end of turn. Pieces before the first message have
             # the weight 0, which stays 0.
             for end in range(len(pieces) - 1, 1, -3):
-                num_tokens = len(ids[end - 1]) + len(ids[end])
-                for number in (end - 1, end):
-                    value, weight = pieces[number]
-                    pieces[number] = value, weight / num_tokens
+                weighted, num_tokens = slice(end - 1, end + 1), len(ids[end - 1]) + len(ids[end])
+                pieces[weighted] = [(value, weight / num_tokens) for value, weight in pieces[weighted]]
         return super().document(pieces, ids)

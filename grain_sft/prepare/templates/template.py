@@ -184,14 +184,12 @@ class PiecesTemplate(Template):
             if len(conversations) == 1:
                 return [error]
             return [self.render([conversation])[0] for conversation in conversations]
-        results: list[Result] = []
-        for pieces in checked:
-            if isinstance(pieces, RecordError):
-                results.append(pieces)
-                continue
+
+        def document(pieces: list[Piece]) -> Rendered:
             ids = [next(encoded) if isinstance(value, str) else _as_array(value) for value, _ in pieces]
-            results.append(result_of(self.document, pieces, ids))
-        return results
+            return self.document(pieces, ids)
+
+        return [pieces if isinstance(pieces, RecordError) else result_of(document, pieces) for pieces in checked]
 
     def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
         self.check(conversation)
