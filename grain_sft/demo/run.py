@@ -72,7 +72,7 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         start = newest_step(folders[INTERRUPTED])
         _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={start})")
         resumed = msgspec.structs.replace(options, folder=folders[RESUMED], resume=folders[INTERRUPTED])
-        logs[RESUMED] = train(RESUMED, resumed, start)
+        logs[RESUMED] = train(RESUMED, resumed)
         _say(f"\n3 of 3, {UNINTERRUPTED}: a new process without a checkpoint, which begins at step 0")
         logs[UNINTERRUPTED] = train(UNINTERRUPTED, msgspec.structs.replace(options, folder=folders[UNINTERRUPTED]))
         equal = _compare(steps, start, logs)
@@ -128,8 +128,8 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
-def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
-    """Train in another process from step `start` on, and return the records of its steps.
+def train(name: str, options: Options, kill_after: int | None = None) -> Log:
+    """Train in another process, and return the records of its steps.
 
     With `kill_after`, the process is killed after this step.
 
@@ -147,7 +147,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
                 continue
             records[record.step] = record
             log.write(line)
-            if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
+            if len(records) == 1 or record.step == options.steps - 1 or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
                 process.kill()  # until SIGKILL arrives, the process may print more steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -99,13 +100,9 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
         "format": rows.NAME,
         "version": rows.VERSION,
         "key": f"sha256:{artifact.hash_of([rows.VERSION, made_of, per_shard, corpus.padding_token_id])}",
-        "made_of": made_of,
-        "sequence_length": layout.sequence_length,
+        **dataclasses.asdict(row_format),
         "rows": len(layout),
         "dtype": corpus.dtype.name,
-        "positions_dtype": row_format.positions_dtype,
-        "segments_dtype": row_format.segments_dtype,
-        "most_segments": row_format.most_segments,
         "loss": loss_dtype if corpus.has_loss else None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": corpus.padding_token_id,
