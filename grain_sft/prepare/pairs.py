@@ -38,8 +38,7 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
             problem = "prompt: the template renders the prompt differently for each response, but a pair has one prompt"
             raise RecordError(f"{problem}. Choose another template.")
-    ends = [int(np.flatnonzero(result.loss)[-1]) + 1 for result in (chosen, rejected)]
-    responses = [chosen.tokens[prompt_end : ends[0]], rejected.tokens[prompt_end : ends[1]]]
+    responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in rendered]
     if np.array_equal(responses[0], responses[1]) or not all(map(len, responses)):
         raise RecordError("chosen, rejected: the responses are equal, or one has no token. Remove the record.")
     tokens = np.concatenate([chosen.tokens[:prompt_end], *responses])

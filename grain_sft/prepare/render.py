@@ -14,6 +14,7 @@ from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.schema import read_record
+from grain_sft.prepare.records.strict_json import decoded
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import Request, TemplateOptions
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, render, result_of
@@ -150,12 +151,8 @@ class Renderer:
             raise RecordError(f"{path}:{line}: {error}") from error
         if isinstance(raw, RecordError):
             raw = raw.record  # bytes that could not be decoded
-        record = {"record": repr(raw)}
-        if isinstance(raw, bytes):
-            try:
-                record = {"record": raw.decode()}
-            except UnicodeDecodeError:
-                record = {"record_base64": base64.b64encode(raw).decode()}
+        text = decoded(raw) if isinstance(raw, bytes) else repr(raw)
+        record = {"record": text} if isinstance(text, str) else {"record_base64": base64.b64encode(text).decode()}
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:

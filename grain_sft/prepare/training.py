@@ -17,7 +17,7 @@ _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # lines of a training; more lines hardly change a vocabulary
-MAX_LINE = 4000  # bytes of a line; SentencePiece leaves out lines of more than 4192 bytes
+MAX_CHARACTERS = 1000  # of a line, or 4000 bytes; SentencePiece leaves out lines of more than 4192 bytes
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
@@ -89,9 +89,8 @@ def conversation_lines(
     texts = _texts(paths, schema, on_error)
     lines = (line for text in texts for line in text.splitlines())
     plain_lines = (line for line in lines if not any(token in line for token in special_tokens))
-    max_characters = MAX_LINE // 4  # no character takes more than four bytes
-    starts = ((line, start) for line in plain_lines for start in range(0, len(line), max_characters))
-    divided = (line[start : start + max_characters] for line, start in starts)
+    starts = ((line, start) for line in plain_lines for start in range(0, len(line), MAX_CHARACTERS))
+    divided = (line[start : start + MAX_CHARACTERS] for line, start in starts)
     return itertools.islice(divided, MAX_LINES)
 
 
