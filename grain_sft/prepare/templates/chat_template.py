@@ -79,7 +79,7 @@ class ChatTemplate:
           RecordError: The template changes a text that it has marked.
         """
         # render the conversation again, with an unused character before and after each marked text
-        opening, closing = list(unused_characters(2, messages, tools, self.source, text))
+        opening, closing = unused_characters(2, messages, tools, self.source, text)
         marked = self.render(messages, tools, **{self._jinja.MARKS: (opening, closing)})
         parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
         if "".join(parts) != text:
@@ -105,7 +105,7 @@ class ChatTemplate:
 
     def leaves_turns_open(self) -> bool:
         """Return whether the template writes nothing after the last turn, as GLM's does; False if `marks_turns`."""
-        user, assistant = list(unused_characters(2, self.source))
+        user, assistant = unused_characters(2, self.source)
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
 
@@ -121,7 +121,7 @@ class ChatTemplate:
         The token after an earlier turn may end that turn, as `<|im_end|>` does, or begin the next turn, as `[INST]` does. The
         token counts as an end if it also follows the user's turns.
         """
-        user, other, assistant = list(unused_characters(3, self.source))
+        user, other, assistant = unused_characters(3, self.source)
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         two_turns = [*one_turn, {"role": "user", "content": other}, {"role": "assistant", "content": other}]
         ends = {*_OTHER_ENDS, *self._eos, self._token_after(assistant, one_turn)}
@@ -143,11 +143,11 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
-def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
+def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> list[str]:
     """Return `count` characters that occur in no string of `values`, by default from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
     usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+nFFFE and U+nFFFF are not characters
-    unused = "".join(itertools.islice((character for character in usable if character not in used), count))
+    unused = list(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         problem = "contain too many different characters: none is left to mark places in the text"
         raise RecordError(f"messages: {problem}. Split the record.")
@@ -158,6 +158,6 @@ class Marks:
     """Markers that occur in no string of `values`. `mark(3)` returns marker 3. `pattern` matches a marker; group 1 is "3"."""
 
     def __init__(self, *values: Any) -> None:
-        opening, closing = list(unused_characters(2, *values))
+        opening, closing = unused_characters(2, *values)
         self.mark = f"{opening}{{}}{closing}".format
         self.pattern = re.compile(f"{opening}([0-9]+){closing}")

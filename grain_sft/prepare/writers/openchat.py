@@ -70,10 +70,9 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     ends = np.cumsum(lengths)
     starts = ends - lengths
     last_tokens = ends[lengths > 0] - 1
-    weights = block.loss.astype(np.float32)
-    shifted_weights = np.roll(weights, -1)
+    shifted_weights = np.roll(block.loss.astype(np.float32), -1)
     shifted_weights[last_tokens] = 0
-    shifted_labels = np.where(shifted_weights != 0, np.roll(tokens, -1), np.int32(PAD_TOKEN_ID))
+    shifted_labels = np.where(shifted_weights != 0, np.roll(tokens, -1), PAD_TOKEN_ID)
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
     rows = np.repeat(np.arange(len(lengths)), lengths)  # row of each token
     # OpenChat's num_seqs is the sum of a row's weights
