@@ -51,7 +51,7 @@ class LocalFile:
         try:
             with inside(shard.root):
                 self.fd = open_regular(shard.path)
-            if scattered and hasattr(os, "posix_fadvise"):
+            if scattered:
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             self.identity = self._verify(verified)
         except GrainSftError:

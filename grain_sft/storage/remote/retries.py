@@ -26,8 +26,8 @@ FIRST_CONTACT = 6.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
 _FIRST_ATTEMPT = 10.0  # most seconds of the first attempt
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
-# s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
-_ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
+# s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO for 500, EIO for unknown statuses
+_ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, errno.EREMOTEIO}
 # exceptions of aiohttp, requests, google-auth and gcsfs, by name because these libraries may not be installed
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
