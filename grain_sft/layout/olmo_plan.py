@@ -24,7 +24,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
-from grain_sft.layout.plan import Columns, check_columns, plan_columns
+from grain_sft.layout.plan import Columns, check_columns, pieces_to_pack, plan_columns
 from grain_sft.storage import files, read_regular
 from grain_sft.types import Ints
 
@@ -157,27 +157,22 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
     """Return the number of each piece's document. Raise a LayoutError if these are not the pieces of `documents`."""
-    row_length = options.sequence_length
+    document, first, length = pieces_to_pack(documents, options)
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries. Fix these, or delete the plan."
-    document = np.searchsorted(documents.start, start, side="right") - 1
-    wrong = document < 0
-    if len(documents) and not wrong.any():
-        tokens_before = start - documents.start[document]
-        tokens_left = documents.length[document] - tokens_before
-        wrong = (tokens_before % row_length != 0) | (stop - start != np.minimum(tokens_left, row_length))
-        if options.long_documents == "truncate":
-            wrong |= tokens_before > 0
+    number = first.searchsorted(start)  # of each piece, among the pieces to pack; past them is a piece that no plan has
+    first, length = np.append(first, np.iinfo(np.int64).max), np.append(length, 0)
+    wrong = (first[number] != start) | (length[number] != stop - start)
     if wrong.any():
         at = int(wrong.argmax())
         problem = f"{where} has a piece that begins at token {start[at]} of the corpus and ends before token {stop[at]}"
         raise LayoutError(f"{problem}; expected a document, or the part of a document that fits into a row. {reason}")
-    pieces = np.bincount(document, minlength=len(documents))
-    fragments = -(-documents.length // row_length)
-    expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
-    if (pieces != expected).any():
-        at = int((pieces != expected).argmax())
-        raise LayoutError(f"{where} has document {at} in {pieces[at]} pieces; expected {expected[at]}. {reason}")
-    return document
+    counts = np.bincount(number, minlength=len(document))
+    if (counts != 1).any():
+        at = document[(counts != 1).argmax()]
+        found, expected = (np.count_nonzero(each == at) for each in (document[number], document))
+        problem = f"{where} has document {at} in {found} pieces; expected {expected}, with each of its tokens once"
+        raise LayoutError(f"{problem}. {reason}")
+    return document[number]
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:

@@ -91,7 +91,9 @@ def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
 def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = finder.documents
-    document, start, length = _pieces_to_pack(documents, options)
+    document, start, length = pieces_to_pack(documents, options)
+    if not len(document):
+        raise LayoutError("no document to pack: no document of the corpus has a token. Check its eos_token_id.")
     group_size = min(options.source_group_size, 2**62)  # fits in int64
     group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
@@ -143,12 +145,10 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
     return dict(zip(_DTYPES, columns, strict=True))
 
 
-def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
+def pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
     """Return (document, start, length) of the pieces to pack. They fit into a row, unless the algorithm splits documents."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
-    if not len(numbers):
-        raise LayoutError("no document to pack: no document of the corpus has a token. Check its eos_token_id.")
     most = options.sequence_length
     if ALGORITHMS[options.algorithm].splits_documents or not (length > most).any():
         return numbers, start, length
