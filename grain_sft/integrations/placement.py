@@ -195,16 +195,16 @@ class LoaderPlacement(Placement):
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         slots = np.arange(batch_rows)
         device_of_slot = np.array(loading)[slots // self._device_rows]  # [1, 1, 1, 3, 3, 3] in the example
-        row_of_slot = np.zeros(shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
+        row_of_slot = np.full(shape[0], self.shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
         row_of_slot[slots] = device_of_slot * self._device_rows + slots % self._device_rows
         is_mine = np.array([device.process_index == jax.process_index() for device in devices])
         self.reads = slots[is_mine[device_of_slot]]
         self._device_of_read = device_of_slot[self.reads]
         self.blocks = [Block(self.reads, None)]
-        is_after_batch = np.arange(shape[0])[:, None] >= batch_rows
 
         def spread(array: jax.Array) -> jax.Array:
-            return jax.numpy.where(is_after_batch, jax.numpy.zeros((), array.dtype), array[row_of_slot])
+            # the slots after the batch have a row that does not exist, so they are filled
+            return array.at[row_of_slot].get(mode="fill", fill_value=0)
 
         self._spread = jax.jit(spread, out_shardings=sharding)
 

@@ -211,6 +211,4 @@ def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
     """Return a sampler for `host.count` hosts, and the indices of the hosts to trace: all if `host` is None."""
     if host is None:
         return sampler, range(sampler.host.count)
-    if host.count != sampler.host.count:
-        sampler = sampler.with_host(host)
-    return sampler, range(host.index, host.index + 1)
+    return sampler.with_host(host), range(host.index, host.index + 1)
