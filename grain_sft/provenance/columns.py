@@ -60,6 +60,7 @@ class Sources:
         """Return the source and the record of each piece: int64 [pieces] each.
 
         A source is an index into `names`. A record is the number of a line or row in the source, from 1; -1 if it is unknown.
+        In a part with a file of sources, a piece outside all documents has the source -1.
 
         Args:
           shards, documents: int64 [pieces], shard and document of each piece, by their numbers in the layout.
@@ -71,6 +72,8 @@ class Sources:
             if part.table is None:
                 source[in_part] = part.source_of_shard[shards[in_part] - part.first_shard] + part.first_name
                 continue
+            source[in_part] = -1
+            in_part &= documents >= 0
             number_in_part = documents[in_part] - part.first_document
             last = int(number_in_part.max(initial=-1))
             if last >= len(part.table):

@@ -30,7 +30,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
     seen = _SeenDocuments()
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
-        part = part.select(part.instance >= 0)
+        part = part.select(part.source >= 0)
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]

@@ -12,7 +12,7 @@ from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTarget
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout, traits
 from grain_sft.prepare.materialize import materialize
-from grain_sft.provenance import find_document, iter_trace, trace
+from grain_sft.provenance import find_document, iter_trace, summarize, trace
 from grain_sft.sampling import ORDERS
 from grain_sft.transforms import TrimToMultiple
 
@@ -202,3 +202,21 @@ def test_a_trace_reads_the_file_of_sources_once(tmp_path, monkeypatch):
     read, original = [], traits.read_whole
     monkeypatch.setattr(traits, "read_whole", lambda file: read.append(file) or original(file))
     assert trace(pipeline_of(layout), range(1)).record.min() > 0 and len(read) == 1
+
+
+class EvenRows(WindowLayout):
+    """Windows whose even rows are parts of document 0, and whose odd rows are outside all documents."""
+
+    follows_documents = True
+
+    def pieces(self, rows):
+        pieces = super().pieces(rows)
+        return pieces._replace(document=-(rows[pieces.row] % 2))
+
+
+def test_tokens_outside_all_documents_have_no_source(tmp_path):
+    write_olmo(tmp_path, documents(20), sources=True)
+    lines = trace(pipeline_of(EvenRows(open_corpus(tmp_path, dtype="uint16", eos_token_id=2), LENGTH)), range(2))
+    even = lines.instance % 2 == 0
+    assert ((lines.source == 0) == even).all() and ((lines.record > 0) == even).all() and 0 < even.sum() < len(lines)
+    assert summarize(lines)["tokens"] == [(lines.stop - lines.start)[even].sum()]
