@@ -216,10 +216,8 @@ class Watchdog(Observer):
                     self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))
 
 
-@functools.cache
-def of_process() -> Watchdog:
-    """Return the watchdog of all runs of this process."""
-    return Watchdog()
+of_process = functools.cache(Watchdog)
+"""Function that returns the watchdog of all runs of this process."""
 
 
 def _state(pid: int) -> str:
