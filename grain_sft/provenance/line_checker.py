@@ -105,9 +105,8 @@ class LineChecker:
         if shift in self._shifts:
             self._shifts = {shift}
         elif "chain" not in fields:  # in older logs, which have `chain`, `entry` does not count unfinished lines
-            expected = f"expected {self._line + min(self._shifts)}"
             reason = "A line before this line is missing, or this line was changed, added or moved."
-            self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
+            self._report(f"entry={fields.get('entry')}; expected {self._line + min(self._shifts)}. {reason}")
             if number >= 0:
                 self._shifts = self._shifts | {shift}
 

@@ -63,8 +63,7 @@ class _Totals:
         self.checks += demand.checks.sum(axis=0)
         self.per_step["most_received"] += demand.received.max(axis=1).tolist()
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
-        if not self.first:
-            self.first = {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
+        self.first = self.first or {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
         num_steps = len(demand.seconds)
         requests, received = (self.per_step[name][-num_steps:] for name in ("requests", "received"))
         for seconds, *of_all_hosts in zip(demand.seconds, requests, received, strict=True):
