@@ -4,11 +4,12 @@
   const LONGEST_CHUNK = 1200;
   const HUES = 6;
   const find = (id) => document.getElementById(id);
+  const area = find("tokens");
   const data = JSON.parse(find("data").textContent);
   const shown = new Map(data.pieces.ids.map((id, at) => [id, data.pieces.shown[at]]));
   const special = new Set(data.pieces.special);
   const number = (value) => value.toLocaleString("en");
-  const state = { step: data.at, row: 0, segment: null, token: null };
+  const state = { step: data.at, row: 0, segment: null };
 
   const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 
@@ -64,7 +65,6 @@
 
   const segment = (of, [name, first, stop]) => {
     const made = element("section", undefined, name ? `s${(name - 1) % HUES}` : "padding");
-    made.dataset.segment = name;
     if (!name) {
       made.append(element("p", `padding: ${number(stop - first)} tokens, of id ${of.tokens[first]}`));
       return made;
@@ -88,7 +88,6 @@
   };
 
   const render = () => {
-    const begin = performance.now();
     const step = data.steps[state.step];
     state.row = Math.min(state.row, step.rows.length - 1);
     const of = row();
@@ -113,17 +112,15 @@
       `${host}: ${instance}. ${number(of.length)} tokens. Receipt ${data.receipt}.`;
     find("notes").replaceChildren(...of.notes.map((note) => element("li", note)));
     const runs = state.segment === null ? of.segments : names.filter(([name]) => name === state.segment);
-    find("tokens").replaceChildren(...runs.map((run) => segment(of, run)));
+    area.replaceChildren(...runs.map((run) => segment(of, run)));
     if (of.names.length && state.segment === null) { // the responses of a pair, next to each other
-      const sides = element("div", undefined, "sides"), [prompt, ...responses] = find("tokens").children;
+      const sides = element("div", undefined, "sides"), [prompt, ...responses] = area.children;
       sides.append(...responses.slice(0, of.names.length - 1));
       prompt.after(sides);
     }
-    const start = find("tokens").querySelector(".t");
+    const start = area.querySelector(".t");
     if (start) start.tabIndex = 0;
-    state.token = null;
     document.documentElement.dataset.shown = `${step.step}/${of.row}/${state.segment ?? "all"}`;
-    document.documentElement.dataset.ms = Math.round(performance.now() - begin);
   };
 
   const facts = (at) => {
@@ -165,7 +162,6 @@
 
   const focus = (to) => {
     if (!to) return;
-    const area = find("tokens");
     for (const old of area.querySelectorAll('.t[tabindex="0"]')) old.tabIndex = -1;
     to.tabIndex = 0;
     to.focus();
@@ -173,9 +169,9 @@
   const of = (target) => target.closest?.("main .t");
   const change = (what) => {
     Object.assign(state, what);
-    const held = find("tokens").contains(document.activeElement);
+    const held = area.contains(document.activeElement);
     render();
-    if (held) focus(find("tokens").querySelector(".t"));
+    if (held) focus(area.querySelector(".t"));
   };
   const neighbour = (from, by) => {
     let to = from;
@@ -183,7 +179,7 @@
       to = by > 0 ? to.nextElementSibling : to.previousElementSibling;
     } while (to && !to.matches(".t"));
     if (to) return to;
-    const all = [...find("tokens").querySelectorAll(".chunk")];
+    const all = [...area.querySelectorAll(".chunk")];
     const chunk = all[all.indexOf(from.parentElement) + by];
     const tokens = chunk?.querySelectorAll(".t");
     return tokens && tokens[by > 0 ? 0 : tokens.length - 1];
@@ -222,8 +218,8 @@
     ArrowLeft: (from) => neighbour(from, -1),
     ArrowDown: (from) => above(from, 1),
     ArrowUp: (from) => above(from, -1),
-    Home: () => find("tokens").querySelector(".t"),
-    End: () => [...find("tokens").querySelectorAll(".t")].pop(),
+    Home: () => area.querySelector(".t"),
+    End: () => [...area.querySelectorAll(".t")].pop(),
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("select")) return;
@@ -233,7 +229,6 @@
     else return;
     event.preventDefault();
   });
-  const area = find("tokens");
   area.addEventListener("mouseover", (event) => of(event.target) && describe(+of(event.target).dataset.i));
   area.addEventListener("click", (event) => focus(of(event.target)));
   area.addEventListener("focusin", (event) => of(event.target) && describe(+of(event.target).dataset.i));
