@@ -141,10 +141,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of `config` and `--host`.
-
-    Refuse `outputs` that can't be written, or would replace a file that the pipeline reads.
-    """
+    """Return the pipeline of `config` and `--host`. Refuse `outputs` that can't be written, or would replace an input."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -240,10 +237,7 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace
 ) -> Mapping[str, Any]:
-    """Return the figures `measure(options)`, and write them as `--json` and `--output` ask.
-
-    With `--json`, all text that `measure` prints goes to stderr.
-    """
+    """Return `measure(options)`, and write it as `--json` and `--output` ask. With `--json`, other text goes to stderr."""
     from grain_sft.storage import files
 
     check_output(options.output)

@@ -64,10 +64,7 @@ def console() -> None:
 
 
 def declare(command: str, parser: Parser) -> None:
-    """Add the arguments of `command` to `parser`. The parser's default `run` is then the function that runs the command.
-
-    This function returns an exit status, or None for 0.
-    """
+    """Add the arguments of `command` to `parser`, and a default `run`: a function that returns an exit status, None for 0."""
     module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
     getattr(module, command.replace("-", "_"))(parser)
 
@@ -75,7 +72,7 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, exits: bool) -> int:
     """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors. Open the null device.
+        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):

@@ -75,9 +75,8 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
     """Return a title, such as "steps 1000:7000" or "document 5: seen 3 times", and the traces that answer the question."""
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
-    if options.between is not None or options.steps is not None:
-        between = options.between is not None
-        steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
+    if (between := options.between) is not None or options.steps is not None:
+        steps = provenance.steps_between(pipeline, *between) if between else steps_of(pipeline, options.steps)
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)

@@ -72,10 +72,7 @@ def _has_max_length(layout: object) -> bool:
 
 
 def sources_of(corpus: object, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """Yield the name and the keys of each source of a section `corpus`, which may be invalid.
-
-    In a mixture of mixtures, the name is `MIXTURE/NAME`.
-    """
+    """Yield (name, keys) of each source of a `corpus`, which may be invalid. In an inner mixture, a name is `MIXTURE/NAME`."""
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for name, source in mixture.items() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and source.get("mixture") is None:
