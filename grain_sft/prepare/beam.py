@@ -98,9 +98,8 @@ class Pipelines(Runner):
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Sequence[Task]:
         save(files.join(self.shared, "plan.json"), (job.headers, plan.statistics))
-        arrays = io.BytesIO()
-        np.savez(arrays, lengths=plan.documents.lengths, **plan.splits)  # type: ignore[arg-type]
-        files.write_bytes(files.join(self.shared, "plan.npz"), arrays.getvalue())
+        with files.atomic_write(files.join(self.shared, "plan.npz"), "wb") as file:
+            np.savez(file, lengths=plan.documents.lengths, **plan.splits)  # type: ignore[arg-type]
         self.run("Write", write, tasks)
         return tasks
 

@@ -134,14 +134,14 @@ class Job(Renderer):
 
     def _statistics(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`. A document that occurs twice in `ids` is counted twice."""
+        # how often each document occurs in `ids`
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)  # the fields of `SplitStatistics` after `documents`
-        for number, records in enumerate(self.chunks.records(documents.headers)):
-            # how often the document of each record of this chunk occurs in `ids`
-            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]
+        of_chunks = np.split(occurrences, documents.firsts[1:-1])
+        for times, records in zip(of_chunks, self.chunks.records(documents.headers), strict=True):
             cut = records["cut"]
             columns = (records["length"], records["trainable"], cut > 0, cut, records["cut_trainable"])
-            totals += [int((column * times).sum()) for column in columns]
+            totals += [times @ column for column in columns]
         return SplitStatistics(len(ids), *totals.tolist())
 
 

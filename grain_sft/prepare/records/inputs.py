@@ -158,18 +158,16 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
         data = decompression.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "text":
         yield unit.first, {"text": decoded(data, "utf-8-sig")}
-        return
-    if entry.kind == "array":
+    elif entry.kind == "array":
         yield from enumerate(text_files.elements(data), unit.first)
-        return
-    if unit.start == 0:
-        data = data.removeprefix(text_files.BOM)
-    for number, line in enumerate(data.split(b"\n"), unit.first):
-        line = line.rstrip(b"\r")
-        if len(line) > text_files.MAX_RECORD:
-            raise text_files.too_long(f"{entry.path}:{number}", "line")
-        if line.strip():
-            yield number, line
+    else:
+        lines = (data.removeprefix(text_files.BOM) if unit.start == 0 else data).split(b"\n")
+        for number, line in enumerate(lines, unit.first):
+            line = line.rstrip(b"\r")
+            if len(line) > text_files.MAX_RECORD:
+                raise text_files.too_long(f"{entry.path}:{number}", "line")
+            if line.strip():
+                yield number, line
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
@@ -201,13 +199,12 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     start = data.find(b"\n", 0, len(data) - 1) + 1 if unit.start else 0
     if unit.start and not start:
         return b""  # no line begins in the unit
-    tail = bytearray()  # bytes after the unit, for the end of its last line
-    while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
-        if len(tail) > text_files.MAX_RECORD:
-            break  # `read_records` refuses the line
-        stop = unit.stop + len(tail)
+    tail, stop = bytearray(), unit.stop  # bytes after the unit, for the end of its last line, and where they end
+    # `read_records` refuses a line of more than `MAX_RECORD` bytes
+    while not (data.endswith(b"\n") or b"\n" in tail) and stop < entry.size and len(tail) <= text_files.MAX_RECORD:
         # each read is as long as the tail so far, so a long line needs few reads
         tail += read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, len(tail)))
+        stop = unit.stop + len(tail)
     tail_end = tail.find(b"\n") + 1 or len(tail)
     return b"".join([memoryview(data)[start:], memoryview(tail)[:tail_end]])
 

@@ -45,22 +45,20 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 _reading = threading.local()
-"""`_reading.rows`: (path, version) of the file that this thread reads, index of the next row, and iterator from that row on."""
+"""`_reading.rows`: at most one iterator over the rows of a file, by (path, version, number of the iterator's next row)."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    key, first = (entry.path, entry.note), unit.first - 1
-    stop = first + unit.records
     _check_version(entry)
-    open_file, next_row, rows_left = getattr(_reading, "rows", None) or ((), 0, iter(()))
-    _reading.rows = None  # if this unit fails or is not read to its end, the next unit opens the file again
-    with errors_named(f"{entry.path}: rows {unit.first} to {stop} can't be read"):
-        if (open_file, next_row) != (key, first):
-            rows_left = _rows_from(entry.path, first)
+    iterators = getattr(_reading, "rows", {})
+    _reading.rows = {}  # if this unit fails or is not read to its end, the next unit opens the file again
+    stop = unit.first + unit.records
+    with errors_named(f"{entry.path}: rows {unit.first} to {stop - 1} can't be read"):
+        rows_left = iterators.get((entry.path, entry.note, unit.first)) or _rows_from(entry.path, unit.first - 1)
         yield from itertools.islice(rows_left, unit.records)
     _check_version(entry)
-    _reading.rows = (key, stop, rows_left)
+    _reading.rows = {(entry.path, entry.note, stop): rows_left}
 
 
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
