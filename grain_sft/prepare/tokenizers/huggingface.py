@@ -81,9 +81,8 @@ class HuggingFaceTokenizer(Tokenizer):
                     file, template = Path(folder, "tokenizer.json"), self._contents.get(CHAT_TEMPLATE, b"").decode()
                     loaded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), chat_template=template)
                 else:
-                    loaded = transformers.AutoTokenizer.from_pretrained(
-                        folder, local_files_only=True, trust_remote_code=False, use_fast=True
-                    )
+                    load = transformers.AutoTokenizer.from_pretrained
+                    loaded = load(folder, local_files_only=True, trust_remote_code=False)
             except Exception as error:  # bad files raise errors of any type; tokenizers raises bare Exceptions
                 text = str(error).replace(folder, self._where)
                 problem = f"{self._where}: transformers can't load this tokenizer ({text})"

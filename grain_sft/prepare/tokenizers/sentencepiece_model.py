@@ -103,13 +103,12 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return "".join(parts)
 
     def token_text(self, number: int) -> str | None:
-        processor = self._processor
         if not 0 <= number < self.vocab_size:
             return None
-        text = str(processor.id_to_piece(number))
-        if processor.is_byte(number):
+        text = str(self._processor.id_to_piece(number))
+        if self._processor.is_byte(number):
             return bytes.fromhex(text[3:5]).decode("utf-8", "surrogateescape")
-        return text if processor.is_unknown(number) else text.replace(_SPACE, " ")
+        return text.replace(_SPACE, " ")
 
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:

@@ -122,11 +122,8 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
     """Return the SHA-256 of the content of one file, or of the names and contents of several files."""
     if len(contents) == 1:
         return hashlib.sha256(next(iter(contents.values()))).hexdigest()
-    whole = hashlib.sha256()
-    for name in sorted(contents):
-        whole.update(f"{name}\0{len(contents[name])}\0".encode())
-        whole.update(contents[name])
-    return whole.hexdigest()
+    named = (f"{name}\0{len(data)}\0".encode() + data for name, data in sorted(contents.items()))
+    return hashlib.sha256(b"".join(named)).hexdigest()
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
