@@ -1,8 +1,7 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn. The first scans the inputs in units of a few MiB. The second renders groups of units to chunk files
-(see `chunks.py`). The third writes the corpus. `run.prepare` needs no Beam and writes the same bytes. Work that one of the two
-functions `prepare` began can be continued by the other.
+Three pipelines run in turn: they scan the inputs, render chunk files (see `chunks.py`), and write the corpus. `run.prepare`
+needs no Beam and writes the same bytes. Each of the two functions `prepare` can continue the work of the other.
 
 Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the
 tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
@@ -76,7 +75,7 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
-    """Runner that uses one Beam pipeline to scan, one to render and one to write.
+    """Runner that scans, renders and writes in Beam pipelines.
 
     All processes can read and write the folder `shared`, which has the job, the plan and the results. `workers` is None: Beam
     chooses the number of processes.

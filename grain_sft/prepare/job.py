@@ -36,7 +36,7 @@ class Job(Renderer):
 
     Attributes:
       output: Local or remote folder of the corpus.
-      groups: Groups of units. A unit is a few MiB of an input. Each group is rendered to one chunk file.
+      groups: Groups of units. Each group is rendered to one chunk file.
     """
 
     output: str
