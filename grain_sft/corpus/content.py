@@ -1,7 +1,4 @@
-"""Content hashes: hashes of every byte of files and of corpora. The hashes of files are cached.
-
-A core hashes about 1 GB/s.
-"""
+"""Content hashes: hashes of every byte of files and of corpora. The hashes of files are cached."""
 
 import hashlib
 import json

@@ -94,9 +94,7 @@ class LossReader:
 
     Args:
       losses: Loss file of each shard, in order; None for a shard without a loss file.
-      max_open_files: Maximum number of open files for each kind of loss file; None for the default of `ShardReader`.
-      scattered: Whether reads are short and far apart, so that the operating system should not read ahead.
-      remote: Options for reading remote files.
+      max_open_files, scattered, remote: Arguments of the `ShardReader` of each kind of loss file.
 
     Attributes:
       weighted: Whether at least one shard has weights. Then `gather` returns weights.

@@ -1,7 +1,6 @@
 """Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block. The process that locks
-this file fetches the block. Other processes that need the block wait meanwhile.
+A block is a range of bytes of a remote file, or the whole file. The process that locks the file of a block fetches the block.
 """
 
 import contextlib
