@@ -112,6 +112,8 @@ class ShardCache:
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
                 path = block.path(self._folder)
+                if self._read_cached(block, pieces, out):  # without `claim`, so that waiting processes read at once
+                    continue
                 try:
                     lock = claim(path)
                     if lock is None:
