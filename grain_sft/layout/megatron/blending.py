@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.layout.pieces import expand_counts
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ class Blend(NamedTuple):
             first = int(block[in_block[0]]) * BLOCK
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
-            by_dataset = chosen[order]
             earlier = np.empty(len(chosen), np.int64)  # for each sample, earlier samples of its data set in the block
-            earlier[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
+            earlier[order] = expand_counts(np.bincount(chosen))[1]
             number[in_block] += earlier[within[in_block]]
         return dataset, number
 
