@@ -4,12 +4,11 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import CUT, read_line
-from grain_sft.provenance.earlier_runs import runs_of
 from grain_sft.provenance.events import COMPLETE, LOAD
-from grain_sft.provenance.line_checker import Checked, Finding, LineChecker, natural_number
+from grain_sft.provenance.line_checker import Checked, Finding, LineChecker, natural_number, receipt_parts
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
@@ -44,7 +43,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
-        versions = runs_of(pipeline, process[0], max(completed, default=-1))
+        versions = _versions(pipeline, process[0], max(completed, default=-1))
         checker = _checked_as_best_version(checker, versions, process)
     checker.check_end(pipeline)
     checked = checker.checked
@@ -84,6 +83,33 @@ def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)
     return pipeline.replace(host=Host(0, hosts)) if sampler.host_blocks and divides_batches else pipeline
+
+
+def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
+    """Return the versions of a run that may have written the log's entry `load`.
+
+    The receipt in the entry lists the amendments and stages that the run had then. The receipt does not state where the last
+    of these stages ended. So the result has a version for each possible end.
+
+    Args:
+      pipeline: Pipeline of the run as it is now.
+      load: Fields of the entry, whose action is `dataset_load`.
+      last_step: Highest step of the `epoch_complete` entries between `load` and the next load; -1 without such an entry.
+    """
+    parts = receipt_parts(load.get("receipt_parts"))
+    if not parts:
+        return [pipeline]
+    num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
+    num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
+    amended = pipeline  # with all its stages, but only with the amendments of that time
+    if num_amendments < len(pipeline.amendments):
+        amended = pipeline.replace(num_amendments=num_amendments)
+    try:
+        versions = amended.with_first_stages(num_stages, last_step)
+    except GrainSftError:  # the entry was changed, so no version fits
+        return [amended]
+    has_all_stages = num_stages == 1 + len(pipeline.later_stages)
+    return [amended, *versions] if has_all_stages else versions  # `amended` has the stages as they are now
 
 
 def _checked_as_best_version(

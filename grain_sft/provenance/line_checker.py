@@ -1,13 +1,14 @@
 """LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes."""
 
+import contextlib
 import copy
 import dataclasses
+import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import as_text
-from grain_sft.provenance.earlier_runs import Change, changes_of, receipt_parts
 from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, RunPosition
 
 _NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not follow from the pipeline
@@ -48,6 +49,25 @@ class Checked:
     def accepted(self) -> bool:
         """Whether nothing in the log contradicts the pipeline's batches."""
         return not self.findings
+
+
+class Change(NamedTuple):
+    """Amendment or later stage of a run. `text` is its text in the receipt."""
+
+    kind: Literal["an amendment", "a stage"]
+    first_step: int
+    text: str
+
+    def __str__(self) -> str:
+        """Return the text for a message: the whole text of an amendment, or only "from step 100" of a stage."""
+        return self.text.partition(":")[0] if self.kind == "a stage" else self.text
+
+
+def changes_of(pipeline: Pipeline) -> list[Change]:
+    """Return the amendments of a run, then its stages after the first."""
+    stages = zip(pipeline.stages[1:], pipeline.later_stages, strict=True)
+    amendments = [Change("an amendment", amendment.step, str(amendment)) for amendment in pipeline.amendments]
+    return amendments + [Change("a stage", stage.first_step, text) for stage, text in stages]
 
 
 class LineChecker:
@@ -235,3 +255,11 @@ class LineChecker:
 def natural_number(text: str | None) -> int:
     """Return the value of a decimal number, 0 or more; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
+def receipt_parts(text: str | None) -> dict[str, str]:
+    """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        # parsed twice, because `as_text` dumps objects twice
+        return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
+    return {}
