@@ -151,7 +151,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:
-    """Return a value of a config, with relative paths joined to `folder`. `paths` is the part of `_PATHS` for this value."""
+    """Return a value of a config, with relative paths joined to `folder`. `paths` has the form of `_PATHS`."""
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
     if callable(paths):

@@ -111,8 +111,8 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
     """Check a schedule.
 
     Args:
-      names: Names of the sources whose weights may change. None refuses weights, because the config has no mixture.
-      length: Number of tokens in a row. None refuses batch sizes, because the schedule is that of a source.
+      names: Names of the sources whose weights may change. None if the config has no mixture; weights are then refused.
+      length: Number of tokens in a row. None if the schedule is that of a source; batch sizes are then refused.
     """
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]

@@ -70,7 +70,7 @@ class BatchSizes:
         return self.steps[entry] + (row - self._before[entry]) // self.sizes[entry]
 
     def of_steps(self, steps: Ints) -> StepRows:
-        """Return the rows before and in each of `steps`, int64 [n]."""
+        """Return the number of rows before each of `steps` and the number in it, int64 [n] each."""
         first, sizes, before = self._columns[:, np.searchsorted(self.steps, steps, side="right") - 1]
         return StepRows(before + (steps - first) * sizes, sizes)
 

@@ -101,8 +101,8 @@ class SourceOrder:
         """Return the function that maps an epoch, and indices in its order, to rows.
 
         Args:
-          cache_dir: Folder in which orders that replay another system are cached, as in `IndexSampler`.
-          costs: Costs of the rows. Only an order by cost, such as "balanced", needs them.
+          cache_dir: Folder of cached permutations, as in `IndexSampler`.
+          costs: Cost of computing each row, as in `IndexSampler`. Only an order by cost, such as "balanced", needs it.
 
         Raises:
           SamplerError: The order is by cost, and `costs` is None.
@@ -133,8 +133,8 @@ class EpochSpan(NamedTuple):
         run's last step. `last` is `sys.maxsize` if the run has no end and never finishes the epoch, because the epoch's source
         has the weight 0.
       rows: Number of rows of the epoch that the run reads.
-      start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, it is an
-        index in each block.
+      start: Index, in the epoch's order, of the first row that the run reads. If each host reads a block of its own, `start` is
+        an index in each block.
     """
 
     first: int
@@ -151,8 +151,8 @@ class EpochStream:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Row of the layout that is row 0 of the stream.
-      begin: Function of a step that returns a pair: the epoch of the first row that the stream gives from this step on, and the
-        number of rows of that epoch that were read before. If each step of a mixture has 4 rows of a source with 10 rows,
+      begin: Function of a step that returns a pair: the epoch of the first row that is read at this step or later, and the
+        number of the epoch's rows that are read before it. If each step of a mixture has 4 rows of a source with 10 rows,
         `begin(3)` is (1, 2).
       span: Function of an epoch that returns the epoch's `EpochSpan`. It returns None if the epoch is before the run or after
         its end. If the run skips the whole epoch, the span has 0 rows.
@@ -179,11 +179,11 @@ class EpochStream:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSlots:
-    """Slots of global batches and their rows, as columns int64 [slots], sorted by step, then by slot.
+    """Table of the slots (indices into global batches) and their rows, sorted by step, then by slot. Columns are int64 [slots].
 
     Attributes:
       step: Step, from 0.
-      slot: Index into the global batch.
+      slot: Index into the global batch, from 0.
       host: Host that reads the slot.
       source: Index of the row's stream in `sampler.streams`.
       epoch: Epoch of the row in its stream, from 0.

@@ -160,7 +160,7 @@ class NpyDataSource(RowSource):
     def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        Without `shifted`, the third value, the targets and the targets' segment ids are undefined.
+        Without `shifted`, the caller must not use the third value, nor the targets and their segment ids.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True

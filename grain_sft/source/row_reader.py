@@ -115,7 +115,7 @@ class RowReader:
                     raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
-            problem = f"{self._folder}: the ends of a row's segments are not columns of the row"
+            problem = f"{self._folder}: a segment of a row ends outside of the row, or before an earlier segment"
             raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
@@ -152,7 +152,7 @@ class RowReader:
         return blocks
 
     def _small_integers(self, stored: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """Yield the stored arrays that have to be widened: (range of arrays in the stack, stored arrays [arrays, rows, L]).
+        """Yield the stored arrays that have to be widened, [k, rows, L], each after the slice of k arrays of the stack to fill.
 
         Neighbours of one dtype are yielded together. One copy instead of three saves 2 % of a batch's time.
         """

@@ -104,7 +104,7 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator once. It also runs when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
     # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So `once`
-    # has to run first. Exit functions run in reverse order, and `finalize` may have registered before `multiprocessing` did.
+    # has to run first. Python runs the function first that was registered last, so `once` is registered again here.
     atexit.register(once)
     return once
 
@@ -126,13 +126,13 @@ def stop(iterator: Any) -> None:
             closed.release()
 
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
-    try:  # Ctrl-C in `thread.start` itself could leave a lock held, and the new thread would wait for it forever
+    try:  # not `thread.start()`: Ctrl-C inside it could leave the thread's own lock held forever
         _thread.start_new_thread(thread.start, ())
         if not closed.acquire(timeout=_CLOSES_IN):
             for process in running:
                 process.kill()
             _end_waits(tree)
-            # Grain's exit functions of priority 1 would wait for the lock again
+            # at exit, Grain would close the iterators again, with priority 1, and wait forever for the lock of a killed worker
             util.Finalize(None, _ignore_closes, (tree,), exitpriority=2)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator, tree)

@@ -79,7 +79,7 @@ def size_change(stored: FileStamp, size: int) -> str:
     """Return the message for a file that has `size` bytes now, unlike when it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
-    return f"{problem}. Restore it, or index the corpus again. Then don't resume an old run: its rows would differ."
+    return f"{problem}. Restore it. Or index the corpus again and begin a new run, since the rows of an old run would differ."
 
 
 def replaced(stored: FileStamp) -> str:

@@ -1,7 +1,7 @@
 """Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
 Each prefix is a shard. A blend is a list of weights and prefixes in turn, such as "0.3 A 0.7 B". A split such as "969,30,1"
-divides the sequences of each prefix into subsets. The sources are these functions of megatron-core 0.16.1:
+divides the sequences of each prefix into subsets. Blends and splits are read as by these functions of megatron-core 0.16.1:
   - for blends: `get_blend_from_list` (datasets/utils.py);
   - for splits: `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
@@ -50,7 +50,10 @@ class Megatron(Format):
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether `paths` are a blend, include a prefix or a folder of prefixes, or are all files of prefixes."""
+        """Return whether this is the format of `paths`.
+
+        That is so if they are a blend, if one of them is a prefix or a folder of prefixes, or if each is a .bin or .idx file.
+        """
         if _is_blend(paths):
             return True
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
@@ -126,7 +129,7 @@ class Megatron(Format):
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return a split for each prefix, with the metadata of its folder."""
+    """Return a `Split` for each prefix, with the metadata of its folder."""
 
     @functools.cache
     def split_of(folder: str) -> Split:
@@ -163,8 +166,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset of `count` sequences or documents.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `prefix` precedes the
-    names `split` and `subset`.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). Messages begin with the
+    text `prefix`.
     """
     expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):

@@ -182,7 +182,8 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    Folders are searched upwards, to the first not named like a split or shard: to DIR for DIR/train/shard_00000/tokens.bin.
+    The search goes upwards from the shard's folder. Its last folder is the first that is not named like a split or shard: DIR
+    for DIR/train/shard_00000/tokens.bin.
     """
     folder = files.parent(shard)
     while True:

@@ -77,8 +77,8 @@ class Olmo(Format):
         stated_dtype = configuration.get("token_dtype", str)
         dtype = None if stated_dtype is None else token_dtype(stated_dtype, statistics.path)
         parts = _numbered(home, listing.names(home), _TOKENS)
-        # List the part before each part, even if it is missing: of parts 0 and 3, the list is 0, 2, 3. Otherwise, a document
-        # might seem to continue from part 0 to part 3.
+        # If part 2 is missing, list it anyway, before part 3. Otherwise, a document might seem to continue from part 1 to
+        # part 3.
         for number in list(parts):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")

@@ -79,7 +79,7 @@ class OpenChat(Format):
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # opening reports a missing `path`
+        if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # a missing `path` is reported later
             raise CorpusError(f"{path}: a Parquet file among token files. Open it by itself.")
         return None
 

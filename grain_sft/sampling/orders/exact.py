@@ -35,7 +35,7 @@ milliseconds."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
-    """Return the function `Order.make` of an order whose epochs are permutations by a generator of numpy.
+    """Return `Order.make` for an order that permutes each epoch with a generator of numpy.
 
     Args:
       name: Name of the order, which is part of the names of its files.
@@ -134,7 +134,7 @@ MAXTEXT = Order(stored_order("maxtext", "PCG64", _maxtext_seed), host_blocks=Tru
 """Order of MaxText's `OlmoIndexSampler` (olmo_data_grain.py, 0.2.5)."""
 
 EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_seed=_episode_seed)
-"""Order of the episode-indexed loader: `RandomState(seed + epoch).permutation(n)`."""
+"""Order of the episode-indexed loader that docs/coming_from.md describes: `RandomState(seed + epoch).permutation(n)`."""
 
 OPENCHAT = Order(stored_order("openchat", "PCG64", operator.add), epoch_seed=operator.add)
 """Order of documents in OpenChat (ochat/training_deepspeed/multipack_sampler.py), before OpenChat makes batches of them."""
