@@ -3,7 +3,6 @@
 Source of the messages: tensorflow/core/example/example.proto and feature.proto
 """
 
-import functools
 from typing import Any
 
 from google.protobuf import message
@@ -35,7 +34,7 @@ message_type {
   name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
 }
 """
-_example_class = functools.cache(lambda: message_class(_FILE, "example.Example"))
+_EXAMPLE_CLASS = message_class(_FILE, "example.Example")
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
@@ -47,7 +46,7 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
     if not record:
         return {}
     try:
-        features = _example_class().FromString(record).features.feature
+        features = _EXAMPLE_CLASS.FromString(record).features.feature
     except message.DecodeError:
         return None
     if not features:

@@ -82,8 +82,7 @@ def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             line += data.count(b"\n")
             raise too_long(f"{path}:{line}", "line")
     if data:
-        num_lines = data.count(b"\n") + (0 if data.endswith(b"\n") else 1)
-        yield _part(data, len(data), offset, num_lines)
+        yield _part(data, len(data), offset, data.count(b"\n", 0, len(data) - 1) + 1)
 
 
 def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:

@@ -60,8 +60,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     is_candidate = re.compile(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)").fullmatch
     candidates = [name for name in names if is_candidate(name) and not files.is_folder(files.join(where, name))]
     if len(candidates) == 1:
-        has_template = CHAT_TEMPLATE in names
-        templates = {CHAT_TEMPLATE: files.read_bytes(files.join(where, CHAT_TEMPLATE))} if has_template else {}
+        templates = {name: files.read_bytes(files.join(where, name)) for name in names if name == CHAT_TEMPLATE}
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")

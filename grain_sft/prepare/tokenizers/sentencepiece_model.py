@@ -35,7 +35,7 @@ message_type {
 }
 """
 """The fields of sentencepiece_model.proto that this module reads. Protobuf keeps other fields unchanged."""
-_model_class = functools.cache(lambda: message_class(_SCHEMA, "pieces.Model"))
+_MODEL_CLASS = message_class(_SCHEMA, "pieces.Model")
 
 
 class SentencePieceTokenizer(OneFileTokenizer):
@@ -113,7 +113,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
     """Return the model with its user-defined markers as CONTROL pieces, and the ids of all CONTROL pieces by text."""
-    parsed = _model_class().FromString(model)
+    parsed = _MODEL_CLASS.FromString(model)
     special: dict[str, int] = {}
     for number, piece in enumerate(parsed.pieces):
         if piece.type == _USER_DEFINED and _MARKER.fullmatch(piece.text.decode()):
