@@ -53,7 +53,6 @@ class ContextOrder:
             first = max(start, place * size) + shift
             end = min(stop, (place + 1) * size) + shift
             if ranges and ranges[-1][1] == first:
-                ranges[-1] = ranges[-1][0], end
-            else:
-                ranges.append((first, end))
+                first, _ = ranges.pop()
+            ranges.append((first, end))
         return ranges

@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -167,8 +167,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
                 self._go_to(step)
 
 
-def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
-    """Yield the shape (rows, columns) of each array that a stage's batches may have."""
+def _shapes(stage: Pipeline) -> Iterable[tuple[int, int]]:
+    """Return the shape (rows, columns) of each array that a stage's batches may have."""
     layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
@@ -176,10 +176,9 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
             reason = f"a transform changes their columns ({stage.transforms!r})"
             raise PipelineError(f"the rows have several lengths, and {reason}. Remove it.")
         # every batch has the same number of tokens, so the batch with the most rows has the shortest rows
-        yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
-        return
+        return zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
     widths = set(row_widths(stage).values()) if cuts else {layout.sequence_length}
-    yield from itertools.product(sizes, widths)
+    return itertools.product(sizes, widths)
 
 
 def row_widths(stage: Pipeline) -> dict[str, int]:

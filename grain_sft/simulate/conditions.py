@@ -84,8 +84,7 @@ class Waits:
         self._answered = max(self._answered, may_begin) + bucket_seconds
         ready = np.maximum(begun + seconds, self._answered)
         self._free.append(ready)
-        arrived = max(self.now, float(ready.max()))
-        waited = arrived - self.now
-        self.now = arrived + self._step_seconds
+        waited = max(0.0, float(ready.max()) - self.now)
+        self.now += waited + self._step_seconds
         self._ended.append(self.now)
         return waited
