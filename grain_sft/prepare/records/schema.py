@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -171,8 +172,10 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 def _parse_prompt_completion(record: Record) -> Conversation:
     """Parse {"prompt", "completion"}, each a text or a list of messages. The prompt takes no loss."""
-    if record.get("label") is False:  # in TRL's unpaired preferences
-        raise RecordError("label: false marks a completion that a model must not learn. Remove the record, or the key.")
+    label = record.get("label")  # in TRL's unpaired preferences; a file of integers or texts has 0 or "false"
+    if label == 0 or str(label).lower() in ("0", "false"):
+        problem = f"label: {json.dumps(label)} marks a completion that a model must not learn"
+        raise RecordError(f"{problem}. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     messages = (*_untrained(prompt), *completion)
     return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))

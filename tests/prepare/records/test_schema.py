@@ -154,6 +154,8 @@ WRONG_RECORDS = [
     ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items', so its schema is not clear", "--schema"]),
     ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
     ({"prompt": "u", "completion": "a", "label": False}, ["label: false"]),
+    ({"prompt": "u", "completion": "a", "label": 0}, ["label: 0"]),
+    ({"prompt": "u", "completion": "a", "label": "False"}, ['label: "False"']),
     (messages() | {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs: not read"]),
     (messages() | {"loss_mask": [0]}, ["loss_mask: not read"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
