@@ -20,10 +20,11 @@ from grain_sft.types import Ints
 
 DOCUMENTS = 2_268_468  # documents of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
 MEDIAN = 5_400  # tokens of the median document in benchmark plans
-TRACED = 6_877  # the same in benchmark trace; after cuts to `LENGTH`, the mean is about 10,007, as in OLMo-3
+# With documents of at most `LENGTH` tokens, this median gives a mean of about 10,007, as in OLMo-3.
+TRACED = 6_877  # tokens of the median document in benchmark trace
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
-STEPS = (1000, 7000)  # traced steps of OLMo-3's run, [start, stop); `traces` scales them to its number of documents
+STEPS = (1000, 7000)  # steps of OLMo-3's run, [start, stop); `traces` scales them by `scale.documents / DOCUMENTS`
 
 # rows of the table of `plans`
 OURS = "PackedLayout, a plan for each file"

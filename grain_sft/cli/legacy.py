@@ -19,9 +19,9 @@ OF_CHATS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Flags of the options of `prepare-chat-sft` and `prepare-tool-sft`, by argument of `Request`."""
+"""Arguments of `Request` and their flags in `prepare-chat-sft` and `prepare-tool-sft`."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
-"""Flags of the options of `build-sft-primer`."""
+"""Arguments of `Request` and their flags in `build-sft-primer`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 """Defaults that differ from those of `Request`."""
 

@@ -39,8 +39,8 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
 
     Args:
       config: Path of a .yaml or .json file, or the content of such a file as a dict. A relative path in the file starts at
-        the file's folder. If the path does not exist there, it starts at the working directory. A `GPTConfig` of the
-        episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
+        the file's folder. If the path does not exist there, it starts at the working directory. The keys may also be
+        those of a `GPTConfig` (see `grain_sft.config.gpt_config`).
       host: Host whose batches the pipeline reads. None means this process of JAX, and starts JAX's backend.
 
     Raises:

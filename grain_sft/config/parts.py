@@ -127,7 +127,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
-        name = getattr(tokenizer, "name", tokenizer)  # the name in the config, not joined to the config's folder
+        name = getattr(tokenizer, "name", tokenizer)  # as the config states it, without the config's folder
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
     if "pad_token_id" not in section:
@@ -209,9 +209,10 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    The sampler must then read each row once, in the order of the row numbers. A config may state the order that the algorithm
-    replays, such as `openchat` for `multipack`. Then `seed` and `epochs` of the sampler are copied to `layout`, and the sampler
-    becomes sequential with one epoch. Otherwise, the config must state a sequential sampler with one epoch, and `layout.seed`.
+    The sampler must then read each row once, in the order of the row numbers. An algorithm may shuffle documents itself as an
+    order does: `multipack` shuffles as `openchat`. If the config states this order, `seed` and `epochs` of the sampler are
+    copied to `layout`, and the sampler becomes sequential with one epoch. Otherwise, the config must state a sequential sampler
+    with one epoch, and `layout.seed`.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

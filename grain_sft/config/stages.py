@@ -32,9 +32,9 @@ def check_stages(config: Section, where: str) -> None:
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    All stages must read the corpus in the same order. So the longest rows of all stages set the default of the layout's option
-    `max_target_sequence_length`. Stages with rows of 2048 and 8192 tokens both order windows of 8192 tokens. The stage with
-    rows of 2048 tokens cuts each window into four rows.
+    All stages must read the corpus in the same order. So `max_target_sequence_length`, an option of the layout, defaults to
+    the length of the longest rows of all stages. For example, two stages have rows of 2048 and 8192 tokens. In both, the order
+    permutes windows of 8192 tokens. The stage with rows of 2048 tokens cuts each window into four rows.
     """
     configs = []
     for stage in config["stages"]:

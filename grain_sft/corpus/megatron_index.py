@@ -9,7 +9,7 @@ All values are little-endian. S is the number of sequences.
   byte 26       number of documents plus 1: uint64 (some writers leave out the plus 1)
   byte 34       number of tokens of each sequence: int32 [S]
   34 + 4 * S    pointers, the first byte of each sequence in the `.bin`: int64 [S]
-  34 + 12 * S   document index, the first sequence of each document, then S: int64
+  34 + 12 * S   document index, the first sequence of each document, and S as last entry: int64
 
 Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
 """
@@ -138,9 +138,10 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the documents in the range [first, stop), clipped to it: first sequences and stops, int64 [documents] each.
+    """Return the first sequence and the stop of each document in the range [first, stop): int64 [documents] each.
 
-    Document i has the sequences [begin[i], end[i]) of `count` in all. The range [5, 10) clips a document [3, 7) to [5, 7).
+    Document i has the sequences [begin[i], end[i]) of `count` in all. It is clipped to the range: with the range [5, 10), the
+    document [3, 7) becomes [5, 7).
     """
     in_range = (begin < stop) & (end > first)
     # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty
@@ -165,4 +166,5 @@ def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None
     wrong[-1] |= entries[-1] != header.sequences
     if (i := first_true(wrong)) is not None:
         problem = f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}"
-        raise CorpusError(f"{problem}; expected an ascent from 0 to {header.sequences} sequences. {_DAMAGED}")
+        expected = f"expected entries that ascend from 0 to {header.sequences}, the number of sequences"
+        raise CorpusError(f"{problem}; {expected}. {_DAMAGED}")

@@ -11,7 +11,7 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is shown once, in full
+_EXAMPLE_TOKENS = 48  # maximum number of tokens in an example; a longer n-gram is shown once, in full
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
-    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. A repetition of `repeats`
-    times or more, which the filter rejects, is preferred to a longer one.
+    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. The filter rejects a
+    repetition of `ngram_filter.repeats` times or more. If the row has such repetitions, the longest of them is returned.
     """
     names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()  # for a filter without these attributes
     min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)

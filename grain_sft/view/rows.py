@@ -27,7 +27,7 @@ class Piece:
 
     Attributes:
       segment: Number of the segment in the row, from 1.
-      document: Number of the document in the run, as in `provenance.trace`; None in a layout that does not follow documents.
+      document: Number of the document in the run, as in `provenance.trace`; None if the layout does not state it (windows).
       source: Name of the input that the document comes from, or the label of its token file; "" if the corpus states neither.
       record: Line or row of the document in its input, from 1; None if the corpus does not state it.
       file: Path of the token file.
@@ -208,7 +208,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return `pieces`, cut where `segments`, the batch's segment of each token, changes."""
+    """Cut `pieces` where the segment changes. `segments` is int64 [n], the segment of each token in the batch."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     column = 0  # column of the piece's first token

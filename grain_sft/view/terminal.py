@@ -37,7 +37,10 @@ class Cell(NamedTuple):
 
 
 def wants_colour() -> bool:
-    """Return whether to print in colour: to a terminal or notebook, unless colour is off (https://no-color.org, TERM=dumb)."""
+    """Return whether to print in colour. Terminals and notebooks get colour, unless NO_COLOR or TERM=dumb is set.
+
+    NO_COLOR: https://no-color.org.
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
@@ -123,10 +126,10 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines, each a position and tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # columns of `line`, without the pair of brackets whose ⟦ begins it
+    used = 0  # columns of `line`; if it begins with ⟦, that pair of brackets is not counted
     most = width - (0 if colour else 2)  # without colour, 2 columns are kept for that pair
     for cell in cells:
-        # a token wider than a line is divided into parts of `size` characters, which take at most two columns each
+        # a token wider than a line is cut into parts of `size` characters; a character takes at most two columns
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

@@ -56,7 +56,7 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields of this project's index that `CorpusMetadata` lacks, and `eos_token_id`, which an index must have."""
+    """Fields of this project's index besides those of `CorpusMetadata`. `eos_token_id` is in both: here it is required."""
 
     version: int
     fingerprint: str
@@ -83,7 +83,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
         if not files.is_remote(present) and not os.path.isabs(present):
             absolute = files.join(files.parent(path), present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
-            # `path_remap` applies once, to the relative path or else to the absolute path
+            # the absolute path is remapped only if `path_remap` did not change the relative path
             present = options.remap(absolute) if present == file.path else absolute
         version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
