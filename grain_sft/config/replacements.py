@@ -1,4 +1,7 @@
-"""New stages for `replace` amendments (`keys_of_stage`).
+"""Stages of a config that has `replace` amendments.
+
+If an amendment replaces the files of a source, for example, a new stage begins at the amendment's step. `keys_of_stage` returns
+the keys of an amendment that have this effect.
 
 Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
 step 20 reads data step 25.
@@ -110,7 +113,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture with the weights that `schedule`, or an inner mixture's own schedule, sets up to step `steps`."""
+    """Return a mixture at step `steps`. `schedule` has the changes of its weights. An inner mixture has its own schedule."""
     weights: dict[str, Any] = {}
     later = {}
     for entry in schedule:
@@ -147,13 +150,14 @@ def _weights_to_restate(
     """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
-    latest amendment, whatever a schedule has set since. So two amendments are added, as in this example of one source:
+    latest amendment, whatever a schedule has set since. So two amendments are added, which keep the weights that the config
+    has without the division. An example of one source:
 
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2
       200    the schedule gives weight 3            3
-      300    a replacement divides the stage        3        weight 3, because the new stage would begin with weight 2
-      400    the next stage of the config begins    2        weight 2, because the stage would begin with weight 3 of step 300
+      300    a replacement divides the stage        3        weight 3: otherwise, the new stage begins with weight 2 of step 100
+      400    the next stage of the config begins    2        weight 2: otherwise, this stage begins with weight 3 of step 300
     """
     division = skips.data_step(section["from"])
     for number, (begin, end, stage) in enumerate(stages, 1):
@@ -183,7 +187,7 @@ def _scheduled_weights(stage: Section, begin: int, last: int) -> dict[str, tuple
     for entry in stage["sampler"].get("schedule", ()):
         step = begin + entry["step"]
         for name, weight in (entry.get("weights") or {}).items():
-            # an entry that repeats the planned weight leaves an amendment in force, as in `Mixture.reweighted`
+            # if an entry repeats the schedule's last weight, an amendment stays in force, as in `Mixture.reweighted`
             if step <= last and weight != planned[name]:
                 planned[name] = weight
                 scheduled[name] = (step, weight)

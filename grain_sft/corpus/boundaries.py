@@ -144,7 +144,8 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
         raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. Copy the file again.")
     entries = np.frombuffer(data, "<u8").reshape(-1, columns)
     start, part_lengths = entries[:, 0], entries[:, 1:]
-    length = part_lengths.sum(axis=1, dtype=np.uint64)  # if a sum overflows, one of its parts is above `limit`
+    # A sum may overflow. Then a part is above `limit`, so the check below refuses the entry.
+    length = part_lengths.sum(axis=1, dtype=np.uint64)
     limit = np.uint64(num_tokens)
     longest = limit - np.minimum(start, limit)
     i = first_true((start > limit) | (part_lengths > limit).any(axis=1) | (length > longest))

@@ -45,7 +45,7 @@ def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
 
 
 def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
-    """Return the entries of each shard's boundary file, and the hash of each file. Starts are counted through all shards."""
+    """Return the entries of each shard's boundary file, and the hash of each file. Starts are token offsets in the corpus."""
 
     def read(shard: Shard, file: BoundaryFile) -> tuple[Pieces, str]:
         data = read_whole(file)
@@ -82,8 +82,11 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
 
-    `corpus.sources_file`, if it exists, states the number of documents. If the EOS id is unknown or gives another number,
-    either all entries that may continue a document do so, or none does. If 3 of 10 may do so, this makes 7 or 10 documents.
+    If `corpus.sources_file` exists, it states the number of documents. The first of these results that gives this number is
+    returned:
+    - the result by EOS tokens, if the EOS id is known;
+    - all entries that may continue a document do so: 10 entries, of which 3 may do so, make 7 documents;
+    - no entry continues a document: 10 entries make 10 documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)

@@ -125,7 +125,7 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for a scan that hashes the tokens of each shard.
+    """Return the value that `hashes_of` takes as `of` for a scan that hashes the tokens of each shard.
 
     The name is "bytes" only if each shard is a whole file: the hash of a part of a file must not be cached as the hash of the
     whole file.

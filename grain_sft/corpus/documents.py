@@ -38,7 +38,7 @@ class Documents:
     """First token and length of every document, in order. `start, length = documents` unpacks both.
 
     Attributes:
-      start: int64 [documents], token offset of each document, counted through all shards.
+      start: int64 [documents], token offset of each document from the start of the first shard.
       length: int64 [documents], number of tokens of each document.
       highest_token: Highest token id of the corpus if EOS tokens end the documents; None if boundary files list the documents.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.

@@ -60,7 +60,8 @@ def open_corpus(
       path_remap: Prefixes of paths and their replacements. The longest prefix that matches applies. A key `{NAME}` is replaced
         anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
-        that was made with another tokenizer is refused. A path is compared by the hash of the tokenizer, and a name by name.
+        that was made with another tokenizer is refused. If `tokenizer` is a path and the corpus records the hash of its
+        tokenizer, the hashes are compared. Otherwise, the names are compared.
       remote: Options of reading remote files, such as {"seconds": 120, "requests": 64}; see docs/cloud.md. Environment
         variables set options that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed. Give it for a mix or an index from
@@ -68,7 +69,7 @@ def open_corpus(
       label_mask_paths: Files of label masks, as a glob or a list of files and globs: one file for each token file, in the
         same order. A file has a byte, 0 or 1, for each token. The default is the sidecar files.
       use_loss_mask: Whether loss masks and weights are used. False ignores them, so that every token takes loss. True
-        refuses a corpus without them. The default uses them where they exist, or as a saved index states.
+        refuses a corpus without them. The default uses them where they exist, unless a saved index was made with False.
       split: Weights of Megatron's training, validation and test splits, such as "969,30,1". Each split is a range of the
         sequences of every prefix, as megatron-core computes it. The default is all sequences.
       subset: Split that is opened if `split` is given: "train", "valid" or "test". The default is "train".

@@ -91,11 +91,12 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
 
     Args:
       tokens: Tokens that were read from `shards` as `dtype`, or the same tokens cast to int32.
-      dtype: Unsigned dtype of the width of the integers in the files.
+      dtype: Unsigned dtype that has as many bits as the integers in the files.
       pieces: Function that returns where the tokens are stored, for the error message. It returns three arrays, int64 [pieces]:
         the shard of each piece, its token offset in the shard, and its first index in the flattened `tokens` (ascending).
     """
-    # Read as unsigned integers, negative tokens are in the upper half of the range. Tokens cast from uint32 are cast back.
+    # A negative token that was read as an unsigned integer is in the upper half of the range: -1 as uint16 is 65535.
+    # Tokens that were cast from uint32 to int32 are cast back.
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)

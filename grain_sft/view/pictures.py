@@ -13,7 +13,7 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions by picture: one returns whether a report has the picture's numbers, one draws the picture on a figure."""
+"""For the name of each picture, a function that returns whether a report has its numbers, and one that draws it on a figure."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the lines, bars or areas of a picture, in order."""
@@ -153,7 +153,7 @@ def _sources(figure: Any, report: Report) -> None:
     draw_bars(axes, list(map(_short, names)), tokens, labels, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
     omitted = f"; the largest {len(names)} of {len(by_size)} sources" if len(by_size) > len(names) else ""
-    axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{omitted}")
+    axes.set(xlabel=f"tokens of the sampled steps (narrow bars: tokens with loss){omitted}")
     _show_millions(axes.xaxis)
 
 
@@ -163,7 +163,7 @@ def _mixture(figure: Any, report: Report) -> None:
     shares = 100 * tokens / np.maximum(1, tokens.sum(axis=0))
     axes = figure.subplots()
     areas = axes.stackplot(report["sources"]["steps"], shares, colors=COLOURS)
-    axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
+    axes.set(xlabel="step", ylabel="share of the step's tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
     # matplotlib leaves out areas whose own label begins with "_"

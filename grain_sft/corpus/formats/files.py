@@ -208,7 +208,8 @@ def expand(path: str) -> list[str]:
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
     for split in sorted({files.parent(file) for file in found} - {path.rstrip("/")}):
-        corpus = files.parent(split)  # if `split` is val/, `training_files` has found no train/ next to it
+        # `training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
+        corpus = files.parent(split)
         if files.name_of(split) == "val" and files.exists(files.join(corpus, PREPARE)):
             raise CorpusError(f"{corpus}: lacks its training split, train/. Copy it, or name {split}.")
     return found

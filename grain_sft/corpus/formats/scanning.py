@@ -189,7 +189,7 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    """Return the shard of a token file and the dtype of its tokens. `dtype` is as in `scan_shard`."""
+    """Return the shard of a token file and the dtype of its tokens."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
@@ -220,7 +220,7 @@ def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) 
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that there is one label mask for each token file, in the same order if their names have the same numbers."""
+    """Check that there is one label mask for each token file. If their names have the same numbers, check the order."""
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
