@@ -69,7 +69,7 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` has the type or union `kind`, which the message calls `expected`."""
+    """Raise a `WrongTypeError` unless `value` has the type or union `kind`. `expected` describes it, such as "a path"."""
     if not isinstance(value, kind):
         raise _wrong_type(name, value, expected)
 

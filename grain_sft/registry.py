@@ -22,8 +22,6 @@ _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
 class Registry(Generic[Entry]):
     """Entries by name, such as "packed" in `LAYOUTS`. The name `package.module:Name` imports an entry from another package.
 
-    An entry carries everything that the package must know about it.
-
     Args:
       noun: Singular noun for messages, such as "order".
       error: Class of the errors that the table raises.
@@ -93,7 +91,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call an entry, given itself or by name, and return the result. Errors are those of `entry_errors`."""
+        """Call `entry`, or the entry of the name `entry`, and return the result. Errors are those of `entry_errors`."""
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else name_of(constructor)
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):

@@ -74,7 +74,7 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     longest_ms = max(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
         wait = f"a step of {longest_ms:g} ms waits {_wait_ms(recommended, longest_ms):.2f} ms for its batch"
-        longer_steps = f"steps of more than the {recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
+        longer_steps = f"a batch takes {recommended['ms_per_batch']:.2f} ms, so longer steps should not wait"
         return f"no measured setting is enough, and this is as fast as any: {wait}; {longer_steps}"
     threads, _, workers = choice.setting
     if workers:
@@ -122,11 +122,11 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from _head(figures, name)
     yield ""
     columns = SPEED | {"of a step": "{of_step:.2f}"}
-    yield from Table("", "stages, read before", columns, {row["name"]: row for row in figures["stages"]}).lines()
+    yield from Table("", "stages (rows read before)", columns, {row["name"]: row for row in figures["stages"]}).lines()
     columns = dict(SPEED)
     for number, wait in enumerate(recommended["waits"]):
         columns[f"wait/{wait['step_ms']:g} ms"] = f"{{waits[{number}][median_ms]:.3f}}"
-    delivered = {"delivered, step after step": figures["delivered"], "recommended": [recommended]}
+    delivered = {"delivered, consecutive steps": figures["delivered"], "recommended": [recommended]}
     for title, rows in delivered.items():
         yield ""
         named = {str(Setting(row["threads"], row["prefetch"], row["worker_count"])): row for row in rows}

@@ -1,4 +1,4 @@
-"""Measuring tools of the benchmarks: the limit of loaders, timers, and programs in a subprocess."""
+"""Tools of the benchmarks: timers, the speed limit of loaders, and programs in a subprocess."""
 
 import itertools
 import statistics
@@ -15,13 +15,13 @@ from grain_sft.storage import CACHE_DIR_VARIABLE
 Next = Callable[[], Any]
 """Function that makes the next batch."""
 
-LIMIT = "limit: numpy, contiguous rows"  # name of the figures of `limit` in tables
+LIMIT = "limit: numpy, contiguous rows"  # label of `limit` in tables
 SEED = 34521
 TURNS = 8  # turns of each loader in a measurement
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of a table of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # limits of the memory of `limit`; one batch may exceed them
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # maximum size of the memory that `limit` copies from; one batch may exceed it
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -68,9 +68,10 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return the seconds per batch of each loader: the median of `turns` turns of `seconds` each, after `warm` batches.
+    """Return the seconds per batch of each loader: the median of its turns.
 
-    Loaders take turns, so that other work on the machine slows all of them.
+    Each loader first makes `warm` batches. Then each has `turns` turns of `seconds`. The loaders alternate, so that other work
+    on the machine slows all of them.
     """
     for next_batch in loaders.values():
         for _ in range(warm):

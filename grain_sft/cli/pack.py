@@ -71,7 +71,7 @@ def pack(parser: Parser) -> None:
     rate("--batch-tokens", type=at_least(1), help="tokens in a rank's batch, with padding; makes pack print the rate")
     rate("--ranks", type=at_least(1), default=1, help="number of data-parallel processes")
     rate("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
-    folder = "write the rows that --algorithm packs to FOLDER, as a corpus for layout kind materialized; local or gs://"
+    folder = "folder to write the rows of --algorithm to, as a corpus for layout kind materialized; local or gs://"
     add("--materialize", metavar="FOLDER", help=folder)
     add("--shard-bytes", type=at_least(1), default=1 << 30, help="maximum size of a file of rows (default: 1 GiB)")
     parser.add_figures()
@@ -138,13 +138,13 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     costs = {name: ", ".join(f"{entry[name]:.2f}" for entry in attention) for name in ("shuffled", "floor", "balanced")}
     rows = ", ".join(str(entry["rows_a_device"]) for entry in attention)
     devices = attention[0]["devices"]
-    _line("attention", f"highest cost of {devices} devices / their mean cost, with {rows} rows each, by order:")
-    _line("", f"random rows: {costs['shuffled']} (the longest segments alone make it at least {costs['floor']})")
+    _line("attention", f"highest cost / mean cost of {devices} devices, for {rows} rows per device, by order:")
+    _line("", f"random rows: {costs['shuffled']} (lower bound, by the longest segments: {costs['floor']})")
     _line("", f"balanced: {costs['balanced']}")
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
-    _line("receipt", f"{found['receipt']}, the same for the same rows wherever they were packed")
+    _line("receipt", f"{found['receipt']}: hash of the corpus and its rows, the same on every machine")
     return found
 
 

@@ -49,7 +49,7 @@ def prepare(parser: Parser) -> None:
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
-    add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
+    add("--chat-template", metavar="FILE", help="Jinja template instead of the tokenizer's, for --template hf or olmo")
     parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N (100) records")
@@ -75,7 +75,7 @@ def add_run_options(parser: Parser) -> None:
     """Add the options that do not change the bytes of a corpus."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="number of processes (default: one for each core; fewer for small inputs)")
-    add("--overwrite", action="store_true", help="replace an output of another request")
+    add("--overwrite", action="store_true", help="replace an output that was made from other inputs or options")
     add("--runner", metavar="NAME", help=_RUNNER)
 
 
@@ -196,7 +196,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add("--tokenizer", help="tokenizer of the corpus (default: the tokenizer in its folder, if any)")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
-    add("--overwrite", action="store_true", help="replace an output of another corpus")
+    add("--overwrite", action="store_true", help="replace an output that was made from other documents or options")
 
 
 def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> None:

@@ -22,7 +22,7 @@ _UNUSED = {
     **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
     **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
-"""By question: options that the question does not use. `--record` does not use `--tokenizer`."""
+"""Options that each question does not use. For example, `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""Section `amendments` of a config: changes of a run from a step on, such as skipped steps or withdrawn documents."""
+"""Section `amendments` of a config: changes that begin at a step of the run, such as skipped steps or withdrawn documents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -73,7 +73,7 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage.
+    """Return the keys of a `replace` amendment that need a new stage: a part of the run with its own config.
 
     A weight needs no new stage, except in an inner mixture: "web/news" is a source of the inner mixture "web".
     """
@@ -104,7 +104,7 @@ def make_amendments(
     """Return the amendments of a run, and the amendments of each stage. Each list has one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
-    documents, and None for the other stages. The list of the run has the first of these amendments.
+    documents, and None for the other stages. The run has the amendment of the first stage that has the documents.
     """
     by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]

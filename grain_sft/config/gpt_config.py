@@ -1,4 +1,7 @@
-"""Translation of a GPTConfig, the config file of trainers with the episode-indexed loader, to sections of our configs."""
+"""Translation of a GPTConfig to sections of our configs.
+
+A GPTConfig is the config file of trainers that use the episode-indexed loader (docs/coming_from.md).
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -97,8 +100,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # Sources of a mixture, and an order with `runs_on`, always run on. For them, `last_batch` keeps its default, "drop".
-    # `random` is such an order, and `shuffle: false` would make it sequential.
+    # In a mixture, and with an order that has `runs_on` (`random`), a batch may have rows of two epochs. There, `last_batch`
+    # keeps its default, "drop". For `random`, `shuffle` stays true, because false would read the rows in ascending order.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

@@ -134,7 +134,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
-    return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")
+    return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all files are searched for EOS tokens")
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
@@ -168,7 +168,9 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     """Return how unevenly the cost of attention is spread over devices.
 
-    The result has an entry for each number of rows in `ROWS_A_DEVICE` by which all batches of `steps` can be divided.
+    The result has an entry for each number of rows a device in `ROWS_A_DEVICE`. If a batch of `steps` has 6 rows, the entry
+    for 4 rows a device is left out, because 4 does not divide 6.
+
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
     mean and the highest spread of the steps. `step` is the step of `worst`.
     """
@@ -205,11 +207,11 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         # rows of the layout that no step reads; if below 0, padding rows of the last step
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)
         num_tokens = num_rows * layout.sequence_length
-        if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens
+        if layout.row_lengths:  # all steps have the same number of tokens: if rows are shorter, a step has more rows
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
         what = "of padding, which fill the last step of an epoch"
         if num_rows > 0:
-            what = "that fill no step of their epoch; a shuffled order omits other rows in each epoch"
+            what = "that no step of an epoch reads; a shuffled order omits different rows in each epoch"
         if num_rows:
             entries.append((f"{abs(num_rows):,} rows {what}", None, abs(num_tokens)))
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in entries]

@@ -141,7 +141,7 @@ def test_left_out_tokens_add_up(report, pipeline):
     cut = tokens[f"truncated to {LENGTH} tokens"] + tokens["dropped"] + tokens["in no document"]
     assert packed + cut == layout.corpus.num_tokens
     assert tokens["padding of rows"] == len(layout) * LENGTH - packed
-    unused = tokens[f"{rest} rows that fill no step of their epoch; a shuffled order omits other rows in each epoch"]
+    unused = tokens[f"{rest} rows that no step of an epoch reads; a shuffled order omits different rows in each epoch"]
     assert rest and unused == rest * LENGTH
 
 

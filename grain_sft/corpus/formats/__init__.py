@@ -30,7 +30,7 @@ class Format:
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: Number that decides when `open_corpus` tries the format to infer the format of a path. Lower ranks are tried first,
+      rank: Number that sorts the formats that `open_corpus` tries for a path of unknown format. Lower ranks are tried first,
         and equal ranks in the order of `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
@@ -85,7 +85,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a token file, or the token file of a sidecar file; None for a file of another format."""
+        """Return the token file of `path`, a token file or one of its sidecar files; None for a file of another format."""
         return None
 
     def home(self, path: str) -> str:

@@ -42,7 +42,7 @@ class Mix(Format):
 
 
 def head_of(path: str) -> bytes | None:
-    """Return the first 512 bytes of a local file without leading blanks; None for token files, folders and missing files."""
+    """Return the first 512 bytes of a local file, stripped at the left; None for token files, folders and missing files."""
     if path.endswith(TOKEN_SUFFIXES) or not os.path.exists(path) or os.path.isdir(path):
         return None
     return files.read_range(path, 0, 512).lstrip()
