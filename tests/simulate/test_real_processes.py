@@ -56,7 +56,7 @@ def test_eight_processes_at_once_share_the_cores(config):
     seconds = time.time() - began
     others = (busy() - before - sum(each["open_cpu_s"] + each["cpu_s"] for each in measured)) / seconds
     cores = (len(os.sched_getaffinity(0)) - others) / PROCESSES
-    real = dataclasses.replace(real, conditions=dataclasses.replace(real.conditions, cores=cores))
+    real = real._replace(conditions=dataclasses.replace(real.conditions, cores=cores))
     predicted = simulate(pipeline, PROCESSES, STEPS, real=real)["start"]["seconds"]
     found = [each["start_up_s"] + each["delayed_s"] for each in measured]
     print(f"{cores:.3f} cores each: {predicted:.1f} s, measured {min(found):.1f} to {max(found):.1f} s")
