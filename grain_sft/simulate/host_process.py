@@ -47,23 +47,27 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
       Figures by name.
         host: Index of the host.
         made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
-        delayed_s: Seconds until the first batch in which the process waited for a processor that other processes used.
-        start_up_s: Other seconds until the first batch.
+        import_s, open_s, first_batch_s: Seconds of the imports, then until the pipeline was open, then until the first batch.
+        delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
+        start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds that a thread took to make each batch.
         open_cpu_s, cpu_s: Seconds of processor time until the pipeline was open, and after that.
         opening, reading: Requests, received bytes and local bytes until the pipeline was open, and after that.
         batch_bytes: Bytes of a batch, without the arrays that all batches share.
-        peak_mb: Peak memory in MB.
+        opened_mb, peak_mb: Peak memory in MB until the pipeline was open, and until the end.
     """
+    imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
-    figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts()}
+    opened = time.time()
+    figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
     # when the last of `steps` is taken, the iterator has requested at least all batches before `end`
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)
-    start_up, delayed = time.time() - began, _delayed()
+    first = time.time()
+    delayed = _delayed()
     for _ in steps[1:]:
         batch = next(iterator)
     times.done.wait(_DRAINS_IN)
@@ -76,7 +80,10 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     return figures | {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],
-        "start_up_s": start_up - delayed,
+        "import_s": imported - began,
+        "open_s": opened - imported,
+        "first_batch_s": first - opened,
+        "start_up_s": first - began - delayed,
         "delayed_s": delayed,
         "batch_s": [times.seconds[step] for step in sorted(times.seconds)],
         "cpu_s": time.process_time() - figures["open_cpu_s"],

@@ -36,7 +36,7 @@ class _Totals:
       checks: int64 [hosts], number of the requests that check files.
       first: Values of the first step, [hosts], of `requests`, `received`, `local` and `seconds`, by name.
       per_step: Lists by name, with one number for each step. `requests`, `received` and `local` are sums over all hosts of the
-        run. `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the trainer's wait.
+        run. `most_requests`, `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the trainer's wait.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -48,7 +48,7 @@ class _Totals:
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
         self.checks = np.zeros(hosts, np.int64)
         self.first: dict[str, Ints] = {}
-        names = (*self.per_host, "most_received", "seconds", "waited")
+        names = (*self.per_host, "most_requests", "most_received", "seconds", "waited")
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, demand: Demand) -> None:
@@ -61,6 +61,7 @@ class _Totals:
             total += values.sum(axis=0)
             self.per_step[name] += (values.sum(axis=1) * self.model.scale).tolist()
         self.checks += demand.checks.sum(axis=0)
+        self.per_step["most_requests"] += demand.requests.max(axis=1).tolist()
         self.per_step["most_received"] += demand.received.max(axis=1).tolist()
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         self.first = self.first or {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
@@ -102,13 +103,20 @@ def simulate(
     totals = _Totals(len(pipeline.source), model)
     for demand in model.demands(steps):
         totals.add(demand)
+    batch_size = sampler.batch_sizes.at(steps.start)
     figures = {
         "version": __version__,
         "hosts": hosts,
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "run": {"rows": len(pipeline.source), "rows_per_host": sampler.batch_sizes.at(steps.start) // hosts},
+        "walked_hosts": len(model.hosts),
+        "run": {
+            "rows": len(pipeline.source),
+            "sequence_length": pipeline.source.layout.sequence_length,
+            "rows_per_host": batch_size // hosts,
+            "global_batch_size": batch_size,
+        },
         "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
         "checks": _spread(totals.checks),
@@ -154,9 +162,10 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return means over the second half of the steps, and figures of all steps: peaks, slowest batch, mean time of a step."""
     seconds = totals.model.conditions.step_ms / 1e3  # of a step without waits
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
-    for name in ("requests", "received"):
+    for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
         figures[name] = float(values[len(steps) // 2 :].mean())
+        figures[f"{name}_per_second"] = figures[name] / seconds
         figures[f"{name}_peak_per_second"] = float(values.max()) / seconds
     figures["slowest_batch_s"] = float(np.max(totals.per_step["seconds"]))
     return figures
@@ -179,6 +188,7 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
         "first_s": waited[0],
         "later_s": float(later.sum()),
         "longest_s": float(later.max()),
+        "steps_that_wait": int(np.count_nonzero(later > 1e-3)),
         "share": float(later.sum()) / max(seconds, 1e-9),
     }
 
@@ -211,9 +221,12 @@ def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> di
     """Return the figures of `real`. The entry `start` has the figures until all hosts have their first batch."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
+    opening = real.fit.opening
     start = {
         "seconds": _opening_seconds(real, hosts) + totals.per_step["waited"][0],
-        "opening_requests": real.fit.opening["requests"],
+        "opening_requests": opening["requests"],
+        "opening_received": opening["received"],
+        "requests_of_all": opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
     return {"start": start, "measured": [*real.measured], "predicted": [*real.predicted], "errors": real.errors}
