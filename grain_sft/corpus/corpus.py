@@ -111,7 +111,7 @@ class Corpus(CorpusData):
         return tokens, loss
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
-        """Return tokens `start` to `stop - 1`, counted through all shards, and their loss.
+        """Return the tokens with the offsets [start, stop) in the joined shards, and their loss.
 
         Returns:
           Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, float32 if the corpus

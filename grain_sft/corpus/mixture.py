@@ -41,7 +41,7 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start and length of each document, in order. Starts are counted through the whole mixture."""
+        """Start and length of each document, in order. A start is a token offset in the joined parts."""
         documents = [part.documents for part in self.parts]
         first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
         starts = [part.start + first_token for part, first_token in zip(documents, first_tokens, strict=True)]

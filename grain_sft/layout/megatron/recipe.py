@@ -94,7 +94,7 @@ class Recipe:
     def make(self, corpus: Corpus) -> dict[str, npt.NDArray[Any]]:
         """Return the indices: arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
 
-          starts: First token of each unit, counted through the corpus.
+          starts: Token offset of each unit in the corpus.
           documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
           firsts: First unit of each data set.
           order N, ends N, shuffle N: Arrays of the `Stream` of data set N. N counts only data sets with a weight above 0.
