@@ -68,7 +68,10 @@ class ColumnsLayout(Layout):
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:
-        """Return the row's segments. Reading 32,768 of 131,072 columns of 8 rows takes 0.5 ms, and 0.7 ms with `pieces`."""
+        """Return the segments of a row in these columns.
+
+        A read with this method is faster than with `pieces`: 0.5 ms instead of 0.7 ms for 32,768 of 131,072 columns of 8 rows.
+        """
         assert self._layout.row_segments is not None
         starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
         column = 0  # column of the whole row at which the segment begins

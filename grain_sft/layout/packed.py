@@ -54,8 +54,8 @@ class PackedLayout(Layout):
         OLMo-core does for local files, and leaves out the tokens after the last EOS of a file.
       bos_token_id: Id of the BOS token. With it, an EOS ends a document only if a BOS follows; without it, each EOS does.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. A run reads the rows once, epoch after
-        epoch.
+      epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of
+        epoch 0, so a run reads each row once.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -63,7 +63,7 @@ class PackedLayout(Layout):
       plan_folder: Folder, or URL in a bucket, of the plans; None for the cache folder.
 
     Raises:
-      LayoutError: The arguments don't fit together, no row can be packed, or this CPU cannot replay `ties`.
+      LayoutError: The arguments don't fit together, no row can be packed, or this CPU cannot sort in the order of `ties`.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -96,7 +96,7 @@ class PackedLayout(Layout):
         if not entry.packs_per_epoch and self.epochs > 1:
             others = " or ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
             problem = f"epochs={epochs}: algorithm {algorithm} packs every epoch the same"
-            raise LayoutError(f"{problem}. Let the sampler count epochs, or choose {others}.")
+            raise LayoutError(f"{problem}. Give the epochs to the sampler instead, or choose {others}.")
         self.packing = PackingOptions(
             sequence_length,
             algorithm,
@@ -131,7 +131,7 @@ class PackedLayout(Layout):
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Return the layout of a plan that OLMo-core 3.0.0 made, on any kind of CPU.
+        """Return the layout of a plan that OLMo-core 3.0.0 made. The CPU that made the plan may be of any kind.
 
         Args:
           corpus, sequence_length, long_documents, source_group_size, bos_token_id: The values of OLMo-core's run.

@@ -64,7 +64,7 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly the cost of a step spreads over its devices (64 at most), if a device has 1, 2 or 4 rows.
+    """Return figures that show how evenly the attention cost of a step spreads over at most 64 devices.
 
     Args:
       costs: Cost of each row.
@@ -76,7 +76,8 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled`. However the rows are divided between devices, one device has the longest segment.
+      - floor: Lower bound of `shuffled`, because one device has the step's longest segment: the cost of this segment divided by
+        the mean cost of the devices, or 1 if that is greater.
     """
     rng = np.random.default_rng(0)
     figures = []

@@ -27,7 +27,7 @@ class RunDocuments:
     The documents of the first stage keep the numbers of its layout, such as 0 to 99. In the second stage, the first document
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    In a layout without `follows_documents`, a count of the documents may read all tokens. Such a layout reserves as many
+    If a layout has a False `follows_documents`, it may have to read all tokens to count its documents. So it reserves as many
     numbers as its corpus has tokens, or more if boundary files list more documents.
 
     Args:
@@ -106,7 +106,10 @@ def _num_numbers(part: Layout) -> int:
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether two layouts have the same documents of the same files. If neither follows documents, read no tokens."""
+    """Return whether two layouts have the same documents of the same files.
+
+    If neither follows documents, no tokens are read: equal paths, EOS ids and `has_boundary_files` are enough.
+    """
     corpus, other_corpus = one.corpus, other.corpus
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False

@@ -207,7 +207,7 @@ class Target:
             raise
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` in `work`, or all of `work` if no work has begun."""
+        """Remove the folder `name` in `work`. If `work` holds no unfinished corpus, remove all of it."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:

@@ -16,8 +16,8 @@ from grain_sft.prepare.records.strict_json import check_name
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
-MAX_LINES = 2_000_000  # lines of a training; more lines hardly change a vocabulary
-MAX_CHARACTERS = 1000  # of a line, or 4000 bytes; SentencePiece leaves out lines of more than 4192 bytes
+MAX_LINES = 2_000_000  # maximum number of lines to train on; more lines hardly change a vocabulary
+MAX_CHARACTERS = 1000  # maximum length of a line, at most 4000 bytes; SentencePiece ignores lines above 4192 bytes
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,

@@ -4,10 +4,10 @@ In proportion to its weight, a source is entitled to share(t) of the first t row
 of the first source is 2t/3. The deficit of a source is its share so far minus the rows that it gave.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. The rule fills the mixture
-row by row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that
-may take it. Of the rows that are due, the rule takes the row with the earliest deadline. The rule keeps each source within
-1 - slack rows of its share. With n sources, the slack is 1 / (2 (n - 1)). No rule has a smaller bound for all weights.
-For row k of a source, k >= 0:
+row by row, and each time takes one row of a source. A source's row has two row numbers of the mixture: it becomes due at the
+first, and has to be taken at or before the second, its deadline. Of the rows that are due, the rule takes the row with the
+earliest deadline. The rule keeps each source within 1 - slack rows of its share. With n sources, the slack is
+1 / (2 (n - 1)). No rule has a smaller bound for all weights. For row k of a source, k >= 0:
 
 - The row is due at the first row r of the mixture with share(r + 1) - k >= slack.
 - The deadline is the last row r of the mixture with share(r) - k <= 1 - slack.
@@ -50,8 +50,8 @@ class ScheduleTable:
 
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
-      deficit: Deficit of each source before row 0. The deficits sum to 0.
-      num_rows: Number of rows of the mixture for which the table is used; None for no limit.
+      deficit: Deficit of each source before row 0, left by rows with earlier weights. The deficits sum to 0.
+      num_rows: Number of rows with these weights; None for no limit.
 
     Attributes:
       bound: Maximum number of rows by which a source can differ from its share, if no source has a deficit at the start.
@@ -87,7 +87,10 @@ class ScheduleTable:
         return [int(count) for count in in_table + periods * self._per_period]
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`, else -1."""
+        """Return the row of the mixture that is row k of `source`, for each k in `numbers`: int64 [n], as `numbers`.
+
+        The result is -1 if the source has no row k.
+        """
         rows, per_period = self._rows[source], int(self._per_period[source])
         # `per_period` is 0 for a source that has no rows in a period
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
@@ -120,9 +123,10 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would miss their deadlines with that slack.
+    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would be early or late with that slack.
 
-    Rows can miss their deadlines only after a deficit at the start. The rule still takes such a row, after its deadline.
+    An early row is taken before it is due, and a late row after its deadline. Both happen only if some source has a deficit at
+    the start.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -134,7 +138,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
     """Yield, for each row of the mixture, the source, and whether the source's row is due and meets its deadline.
 
-    If no row is due, the row that becomes due next is taken early. This happens only after a deficit at the start.
+    If no row is due, the row that becomes due next is taken early. This happens only if some source has a deficit at the start.
     """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)

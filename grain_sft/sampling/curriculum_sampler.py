@@ -36,10 +36,10 @@ class CurriculumSampler(EpochSampler):
         length divides the longest length. Row numbers count through the buckets in this order.
       global_batch_size: Number of rows in a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
-      curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
-        goes from short rows to long rows. A cycle has one part for each length, and each part has batches of all lengths. With
-        4 lengths, the batches of the shortest length are divided among 4 parts: 8:4:2:1 in `grow_p2`, and 4:3:2:1 in
-        `grow_linear`.
+      curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, a cycle has
+        one part for each length. All parts have batches of all lengths. The first part has the largest share of the shortest
+        rows, and the last part the largest share of the longest rows. With 4 lengths, the batches of the shortest length are
+        divided among 4 parts: 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length. The
         remaining batches are dropped.
       balanced: Whether a growing curriculum reads the same number of batches of every length. This drops more rows.
@@ -124,7 +124,7 @@ class CurriculumSampler(EpochSampler):
         return rows
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of an epoch's order. Rows that no step reads follow those of the last step."""
+        """Return the rows at `indices` of an epoch's order. The order ends with the rows that no step reads."""
         parts = self._sizes.epoch(epoch)
         part = parts.begins.searchsorted(indices, side="right") - 1
         bucket_indices = parts.first_row[part] + indices - parts.begins[part]

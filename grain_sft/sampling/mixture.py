@@ -23,15 +23,15 @@ class Mixture:
     """Sources of rows and their weights.
 
     The share of a source is its weight divided by the sum of all weights. Weights are exact as written: 0.7 is 7/10. Of the
-    first 100 rows, a source with the share 1/3 gives 33 or 34: less than one row from its share. With five or more weights of
-    many digits, a source is less than two rows from its share (see `Proportions`). A source may itself be a mixture.
+    first 100 rows, a source with the share 1/3 gives 33 or 34, which differs from 100/3 by less than one row. With five or more
+    weights of many digits, the difference is less than two rows (see `Proportions`). A source may itself be a mixture.
 
     Args:
       sources: Pair (weight, SourceOrder or Mixture) of each source, by name. Row numbers count through all sources in this
         order.
       on_exhausted: What happens after the last epoch of a source. A source's own `on_exhausted` takes precedence.
         - "repeat": Sources never end, so none may have `epochs`.
-        - "stop": The mixture ends before the first row that the source lacks.
+        - "stop": The mixture ends when its next row would come from the source that has no row left.
         - "fail": The step that needs the missing row raises a SamplerError.
         - "renormalize": The other sources divide the share of the ended source. The mixture ends when every source with a
           weight above 0 has ended, even if `schedule` gives another source a weight later.

@@ -55,7 +55,7 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
 
 @functools.lru_cache(maxsize=2)
 def _arange(size: int) -> Int32s:
-    """Return 0, 1, 2, ..., from a cache: making some hundred KB takes longer than arithmetic on them."""
+    """Return 0, 1, 2, ... from a cache: making an array of some hundred KB takes longer than a subtraction with it."""
     numbers = np.arange(size, dtype=np.int32)
     numbers.flags.writeable = False
     return numbers
@@ -63,7 +63,7 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return the read-only arrays of rows of one segment without padding, each [rows, length].
+    """Return four read-only arrays [rows, length] for rows that have one segment each and no padding.
 
     The arrays are segment ids, positions from `first` on, segment ids of targets, and a mask of True.
     """

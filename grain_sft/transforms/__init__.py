@@ -29,8 +29,8 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 )
 """Transforms by their name in a config. The constructor's arguments are the options of the transform.
 
-A transform may have attributes that describe it: see `trait` and `column_reach`. The error about batches without loss contains
-the attribute `no_loss_reason`, if it exists.
+A transform may have attributes that describe it: see `trait` and `column_reach`. If no target in the first batches of a run
+takes loss after a transform, the error quotes the transform's attribute `no_loss_reason`, if it exists.
 """
 
 __all__ = [

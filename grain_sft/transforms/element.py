@@ -83,12 +83,12 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: Name of the trait:
         - "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        - "splits_rows": the transform returns arrays of other lengths than the sequence length, the same in every batch;
+        - "splits_rows": the transform returns arrays whose lengths differ from the sequence length, but not between batches;
         - "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches
           differ;
         - "cuts_columns": the transform cuts the same columns off every batch;
         - "divides_segments": the transform divides segments of the batch into shorter segments;
-        - "positions_apart": the transform makes positions and segments begin at different tokens;
+        - "positions_apart": after the transform, positions need not restart where a segment begins, or may restart inside it;
         - "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that
           fail.
     """

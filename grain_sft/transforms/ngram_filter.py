@@ -130,8 +130,8 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the later columns are `p * (repeats - 1)` apart, the length of the shortest run that fails a row. The
-    first one is column `p * repeats - 1`: the earliest run begins at column p and ends there.
+    For period p, the later columns are `p * (repeats - 1)` apart, which is the length of the shortest run that fails a row. The
+    first later column is `p * repeats - 1`, where the earliest such run ends: it begins at column p.
     """
     # a row that fails has at least three repeats, so the period is at most a third of the row's length
     periods = range(min_period, min(max_period, length // 3) + 1)
@@ -146,7 +146,8 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 
     An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`.
     """
-    # A run has p * (repeats - 1) equal pairs or more. Without the pair at `at`, at least half of them are on one side of it.
+    # A run has n = p * (repeats - 1) equal pairs or more, one of them at `at`. On the left or on the right of `at`, it has
+    # (n - 1) // 2 others or more. So the search tests at most that many on each side, with the smallest p.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):
@@ -169,6 +170,6 @@ def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) 
     if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
-    # two neighboring unequal tokens that are n + 1 columns apart have a run of n equal tokens between them
+    # if a False in `equal` is n + 1 columns after the False before it, there are n equal tokens between them
     distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))
     return int(distances.max()) > length

@@ -28,8 +28,8 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. Except in variant "mmap", row numbers follow Megatron's shuffle. So a config without an order then reads the rows by
-    ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
+    shards. In all variants except "mmap", ascending row numbers are already Megatron's shuffled order, and a config without an
+    order reads the rows by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another

@@ -121,8 +121,8 @@ class Recipe:
         """Return the data sets with a weight above 0: one for each shard, or one for all shards."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
-        # A prefix (`.bin` and `.idx`) is one shard. `corpus.split` may select some sequences of a prefix only if each prefix is
-        # a data set, the units are sequences, and `document_split` is not given.
+        # `corpus.split` may select some sequences of a shard (a prefix, `.bin` and `.idx`). This is refused with
+        # `document_split`, in a data set of several shards, and if units are documents of several sequences.
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)

@@ -26,7 +26,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     while True:
         tokens_before = int(totals[start - 1]) if start else 0
         # Bisection for the greatest number of documents that fit into the batch. `fit` documents fit, and `too_many` documents
-        # do not. At first, `too_many` documents have more tokens than a batch.
+        # do not. At first, `too_many` documents have more tokens than a batch, or are more than the documents that are left.
         fit = 1
         too_many = 1 + int(np.searchsorted(totals[start:], tokens_before + capacity * rows, side="right"))
         while too_many - fit > 1:

@@ -1,8 +1,8 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for CPUs with AVX2, and one for all others. The three differ in the
-order of equal values. To sort as a CPU with fewer features does, this module starts a process in which numpy
-may not use the other features.
+order of equal values. To sort like a CPU without AVX-512, for example, this module starts a process in which numpy may not use
+AVX-512.
 """
 
 import subprocess

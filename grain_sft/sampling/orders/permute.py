@@ -24,10 +24,11 @@ def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
 
     `generator` is "RandomState", or a bit generator of `numpy.random` such as "PCG64".
     """
+    # a shuffle of uint32 numbers gives the same order as one of int64 numbers, which `permutation(num_rows)` makes
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":
         np.random.RandomState(seed).shuffle(rows)
-    else:  # the dtype does not change the swaps
+    else:
         np.random.Generator(getattr(np.random, generator)(seed)).shuffle(rows)
     return rows
 
