@@ -16,6 +16,9 @@ from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
+# Mean length of pieces, in tokens, from which on a loop over the pieces is faster than `reduceat`. For 4,000 pieces of 2,000
+# tokens, the loop takes 5 ms and `reduceat` takes 11 ms.
+_LONG_PIECE = 1 << 10
 
 
 class _Part(NamedTuple):
@@ -188,7 +191,9 @@ class TrainableTokens:
 
 def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
     """Return the number of True elements in `loss[offset : offset + length]` for each offset and length."""
-    borders = np.stack([offsets, offsets + lengths], axis=1).reshape(-1)
+    borders = np.stack([offsets, offsets + lengths], axis=1)
+    if len(loss) >= _LONG_PIECE * len(offsets):
+        return np.array([np.count_nonzero(loss[begin:end]) for begin, end in borders.tolist()], np.int64)
     # Sum i is that of the elements from border i to border i + 1. The last border may be the end of `loss`, hence `append`.
-    sums = np.add.reduceat(np.append(loss, False), borders, dtype=np.int32)
+    sums = np.add.reduceat(np.append(loss, False), borders.reshape(-1), dtype=np.int32)
     return np.where(lengths > 0, sums[::2], 0).astype(np.int64)
