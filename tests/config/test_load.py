@@ -1,4 +1,4 @@
-"""`load` makes of a config what direct calls make: a corpus, a layout, a source, a sampler and a pipeline."""
+"""`load` makes the pipeline that direct calls make, with the same corpus, layout, source and sampler."""
 
 import copy
 import os
@@ -65,7 +65,7 @@ def test_a_transform_is_a_name_or_a_name_with_options_and_targets_are_shifted_by
 
 
 @pytest.mark.parametrize("section", ["one corpus", "a source of a mixture"])
-def test_how_remote_files_are_read_is_given_to_the_corpus_and_changes_no_receipt(config, tmp_path, section):
+def test_options_of_remote_files_reach_the_corpus_and_do_not_change_the_receipt(config, tmp_path, section):
     if section != "one corpus":
         config["corpus"] = {"mixture": {"one": {**config["corpus"], "weight": 1}}}
         del config["sampler"]["epochs"]
@@ -89,7 +89,7 @@ def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_pat
     assert "elsewhere" in error_of(write_config(tmp_path / "run.yaml", config))
 
 
-def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_directory(config, tmp_path, monkeypatch):
+def test_keys_replace_inherited_keys_from_a_file_in_the_configs_or_the_working_directory(config, tmp_path, monkeypatch):
     configs = tmp_path / "configs"
     write_config(configs / "base.yaml", config)
     write_config(configs / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
@@ -97,7 +97,7 @@ def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_director
     seeded = put(config, "sampler.seed", 9)
     expected = put(put(seeded, "layout.sequence_length", 4), "transforms", ["shift_targets"])
     same_batches(load(write_config(configs / "top.yaml", top)), load(expected))
-    monkeypatch.chdir(tmp_path)  # the base of a dict; for a file, its folder comes first
+    monkeypatch.chdir(tmp_path)  # a dict inherits from here; a file first looks in its own folder
     dict_of_top = {"inherits": "configs/base.yaml", "sampler": {"seed": 9}}
     same_batches(load(dict_of_top), load(seeded))
     in_deep = write_config(configs / "deep" / "top.json", dict_of_top)
@@ -214,7 +214,7 @@ def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
         assert expected in error_of(put(config, place, value))
 
 
-def test_order_openchat_with_multipack_is_openchats_run(chats):
+def test_order_openchat_gives_multipack_the_seed_and_the_epochs_of_the_sampler(chats):
     config = put(chats, "layout.algorithm", "multipack")
     config["sampler"] = {"order": "openchat", "seed": 7, "global_batch_size": 3, "epochs": 2}
     stated = {**config, "layout": {**config["layout"], "seed": 7, "epochs": 2}}

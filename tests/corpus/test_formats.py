@@ -19,7 +19,7 @@ from grain_sft.prepare.materialize import materialize
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("part_tokens", [3, 100, 10_000])
-def test_documents_that_the_ends_of_olmo_parts_cut_are_read_whole(tmp_path, dtype, part_tokens):
+def test_documents_that_are_cut_by_the_ends_of_olmo_parts_are_read_whole(tmp_path, dtype, part_tokens):
     docs = documents(high=200)
     corpus = open_corpus(write_olmo(tmp_path, docs, dtype=dtype, part_tokens=part_tokens), eos_token_id=EOS)
     assert corpus.dtype == dtype and corpus.has_loss and not corpus.has_weights

@@ -29,12 +29,12 @@ def joined(sequences):
 
 
 def lists(corpus, documents):
-    """Return the tokens of each document, or of each sequence, from (first tokens, numbers of tokens)."""
+    """Return the tokens of each document or sequence. `documents` has two arrays: starts and lengths."""
     return [corpus.read(start, start + length)[0].tolist() for start, length in zip(*documents, strict=True)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sequences_and_documents_are_megatron_cores(name):
+def test_sequences_and_documents_are_those_of_megatron_core(name):
     corpus, case = open_corpus(GOLDEN / name), CASES[name]
     assert lists(corpus, corpus.sequences) == case["sequences"]
     grouped = [joined(case["sequences"][first:stop]) for first, stop in itertools.pairwise(case["documents"])]
@@ -58,7 +58,7 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
         assert found == tokens
 
 
-def test_a_split_cuts_a_document_into_two_whatever_the_header_counts(tmp_path):
+def test_documents_and_splits_are_the_same_whatever_the_header_counts(tmp_path):
     """Some headers count documents. Others count the entries of the document index, which are one more.
 
     The size of the .idx file shows which of the two a header counts.
@@ -177,7 +177,7 @@ def test_a_negative_token_is_never_in_a_row(tmp_path, dtype, layout):
             read(range(len(source)))
 
 
-def test_verify_finds_a_negative_token_between_the_ends(tmp_path):
+def test_only_a_full_verify_finds_a_negative_token_in_the_middle_of_a_file(tmp_path):
     prefix = write_megatron(tmp_path / "a", [[[7] * 3000], [[7] * 100 + [-2] + [7] * 2899], [[7] * 3000]])
     assert not any(finding.wrong for finding in verify(prefix).findings)
     [found] = [finding for finding in verify(prefix, full=True).findings if finding.wrong]
@@ -207,7 +207,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", [*HEADERS, *ARRAYS])
-def test_a_damaged_index_is_refused_with_its_byte(tmp_path, name):
+def test_the_error_of_a_damaged_index_names_the_byte(tmp_path, name):
     changed, expected = (HEADERS | ARRAYS)[name]
     with pytest.raises(GrainSftError, match=expected) as error:
         corpus = open_corpus(write_megatron(tmp_path / "a", DOCS, **changed), format="megatron")

@@ -95,7 +95,7 @@ def test_a_part_continues_a_document_only_if_the_part_before_it_is_listed_before
     assert open_corpus(f"{parts}/token_ids*.npy", eos_token_id=sft.EOS).num_documents == sum(pieces)
 
 
-def test_dolmas_boundaries_of_five_columns_are_read_next_to_any_tokens(tmp_path):
+def test_boundary_files_of_dolma_with_five_columns_are_read_for_plain_token_files(tmp_path):
     """The columns are start, end, id, src and loc, written by Python's csv. An id holds any character but a line break."""
     docs = sft.documents()
     for number, some in enumerate((docs[:25], docs[25:])):
@@ -192,7 +192,7 @@ def test_a_list_and_a_directory_of_corpora_open_as_their_training_splits(tmp_pat
     for where in places if write is not sft.write_olmo else [*places, tmp_path, [tmp_path]]:
         found = open_corpus(where, eos_token_id=sft.EOS).shards
         assert [(shard.path, shard.loss) for shard in found] == [(shard.path, shard.loss) for shard in one + other]
-    if write is sft.write_olmo:  # a validation split without a training split is a corpus, but not in a prepared corpus
+    if write is sft.write_olmo:  # val/ without train/ opens, unless prepare.json shows that train/ is missing
         shutil.rmtree(tmp_path / "b" / "train")
         left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
         assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=sft.EOS).shards] == left

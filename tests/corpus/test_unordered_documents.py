@@ -36,8 +36,7 @@ def test_chunks_lie_within_their_documents(corpus):
     assert (chunk_start >= 0).all() and (chunk_start + pieces.length <= length).all()
 
 
-def test_rows_of_windows_are_those_that_hold_a_token_of_the_documents(corpus):
-    """The windows' own `rows_of_documents` finds the same rows as that of every layout, `Layout.rows_of_documents`."""
+def test_windows_find_the_rows_of_documents_that_the_general_method_finds(corpus):
     layout = WindowLayout(corpus, 8)
     for numbers in (*np.arange(len(corpus.documents))[:, None], np.array([5, 3, 17, 3])):
         assert Layout.rows_of_documents(layout, numbers).tolist() == layout.rows_of_documents(numbers).tolist()

@@ -114,7 +114,7 @@ def rows_of_host(sampler: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def tokens_of_files(layout: Any) -> list[np.ndarray]:
-    """Return the tokens of each shard, read by numpy alone. (Files of written rows also hold fields other than tokens.)"""
+    """Return the tokens of each shard, read by numpy alone. (Files of materialized rows also have other fields.)"""
     found = []
     for part in getattr(layout.corpus, "parts", [layout.corpus]):
         dtype = part.dtype if part.rows is None else part.rows.dtype(part.dtype)

@@ -48,7 +48,7 @@ def write_prefixes(folder: Path) -> None:
 
 
 def runs() -> dict[str, dict[str, Any]]:
-    """Return runs of megatron-core by name. A `blend` has prefixes, or weights and prefixes in turn."""
+    """Return the options of each run of megatron-core, by name. A `blend` has prefixes, or weights and prefixes in turn."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(name: str, **options: Any) -> None:
@@ -87,7 +87,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def oversampled_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of blends, with the keys of `runs`. `surplus` is so small that some prefixes have too few samples."""
+    """Return runs of blends as `runs` does. In some, a prefix has too few samples, because the run's `surplus` is small."""
     found = {}
     for blend, samples in (([5, "b", 6, "a", 2, "d", 16, "c"], 210), ([2, "c", 3, "b", 14, "a", 18, "d"], 186)):
         for more, surplus in itertools.product(range(-2, 3), (0.0, 0.005, 0.05)):
@@ -98,7 +98,7 @@ def oversampled_runs() -> dict[str, dict[str, Any]]:
 
 KEPT = {"megatron": "seed 1234, 90 samples", "megatron_blend": "blend of two, 57 samples"}
 KEPT |= {"maxtext": "seed 3, 130 samples", "maxtext_blend": "blend, 50 samples"}
-"""Runs whose index files are golden, by the folder of these files in `golden/megatron_cache`."""
+"""Names of runs whose index files are golden, by their folder in `golden/megatron_cache`."""
 
 BLENDS: dict[str, list[float]] = {  # weights
     "tenths": [0.3, 0.7],
@@ -154,7 +154,7 @@ def split_runs() -> dict[str, dict[str, Any]]:
 
 
 def shuffled_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of MaxText's `mmap` as `maxtext_runs` does, with `epochs`, the number of `hosts`, and the `rows` of each."""
+    """Return runs of MaxText's `mmap` as `maxtext_runs` does, with `epochs`, `hosts`, and the `rows` of a host's batch."""
     found = {}
     for (seed, epochs), (hosts, rows) in itertools.product(((0, 1), (7, 3), (2**32 - 2, 4)), ((1, 4), (2, 3), (3, 1))):
         options = {"variant": "mmap", "blend": ["sentences" if hosts == 2 else "a"], "sequence_length": LENGTH}

@@ -36,7 +36,7 @@ def test_counters_count_each_delivered_row_once(folder, threads, named):
     assert counted("next_step") == len(steps)
 
 
-def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
+def test_each_batch_is_counted_once_while_threads_hand_out_batches_and_prometheus_collects(folder):
     counts = counting("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
     pipeline, rounds, threads = make(folder), 20, 4
     interval = sys.getswitchinterval()

@@ -46,7 +46,7 @@ def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
     assert not log.find("Step 2")
 
 
-def test_a_stall_is_logged_again_after_twice_as_long_and_with_the_usual_times(folder, log):
+def test_a_stall_is_logged_again_after_twice_the_time_and_with_the_times_of_earlier_steps(folder, log):
     class Later(Holds):
         def map(self, element):
             return super().map(element) if element["inputs"][0, 0] == 2 * BATCH * LENGTH else element
@@ -85,7 +85,7 @@ def bucket(client, folder):
         yield proxy, "gs://bucket/0.npy"
 
 
-def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
+def test_a_server_that_does_not_answer_is_named_with_the_number_of_the_try(bucket, log):
     proxy, url = bucket
     pipeline = make([url])
     counts = counting("remote_retries_total", "remote_received_bytes_total")
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
     assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
 
 
-def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folder, log, tmp_path):
+def test_cache_reads_are_counted_and_the_process_that_holds_a_block_is_named(bucket, folder, log, tmp_path):
     _, url = bucket
     size = (folder / "0.npy").stat().st_size
     pipeline = make([url], remote={"cache": {"folder": str(tmp_path / "cache"), "max_bytes": "10MB", "unit": 32768}})

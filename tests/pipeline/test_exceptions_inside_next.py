@@ -92,7 +92,7 @@ def signal_checks(code):
 
 
 def raise_at(point):
-    """Return a trace function that raises at check number `point` in the package, and a list for the place."""
+    """Return a trace function that raises at check `point` in the package, and the list to which it then adds the place."""
     passed = itertools.count()
     reached = []
 
@@ -138,9 +138,9 @@ def raise_at_checks(iterator, taken, stride, draw):
 )
 @pytest.mark.parametrize("name", TRACED_KINDS)
 def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, before, stride):
-    """The first call of `next` starts threads and the audit log. Later calls deliver batches that came before the call.
+    """The first call of `next` starts threads and the audit log. Later calls may return a batch that a thread made before.
 
-    Later calls have no audit log, because repeated calls do not write it again and would pass fewer checks.
+    Later calls run without an audit log. A repeated call would not write it again, and so would pass fewer checks.
     """
     iterator = KINDS[name](pipeline.replace() if before else pipeline)
     sys.settrace(raise_at(-1)[0])  # never raises; Python 3.13 reports opcodes only of code that was traced before

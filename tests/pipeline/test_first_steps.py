@@ -94,7 +94,7 @@ def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, t
 def test_global_batches_warn_too(config_of, warnings):
     pipeline = load(config_of("zeros"))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
-        for _ in range(NUM_CHECKED + 32):  # the check that warns may be of a batch that is made ahead
+        for _ in range(NUM_CHECKED + 32):  # a thread that makes a later batch may give the warning
             next(batches)
     (sentence,) = warnings
     assert CASES["zeros"][2] in sentence

@@ -1,4 +1,4 @@
-"""Pipelines of each layout have the same batches in every way to read them, with any number of hosts."""
+"""Every way to read a pipeline gives the same batches, for each layout and number of hosts."""
 
 import grain
 import numpy as np
@@ -33,7 +33,7 @@ def pipeline(source, host=Host(0, 1), **options):
     return pipeline_of(source.layout, [NgramFilter(), ShiftTargets()], host=host, **options)
 
 
-def test_batches_are_the_same_in_every_way_to_read_them_and_for_every_number_of_hosts(source):
+def test_every_way_to_read_a_pipeline_gives_the_same_batches_for_every_number_of_hosts(source):
     assert_one_run(lambda host: pipeline(source, host), range(3, 8), hosts=(1, 2, 3, 6))
     whole = pipeline(source)
     assert len(list(whole.iter())) == len(list(whole.data_loader())) == len(whole)

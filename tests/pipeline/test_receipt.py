@@ -125,7 +125,7 @@ def test_hosts_paths_threads_and_caches_do_not_change_the_receipt(config, tmp_pa
     assert pipeline.receipt.code == code
 
 
-def test_the_number_of_hosts_changes_the_receipt_in_order_maxtext_only_and_an_unused_seed_never_does(config):
+def test_the_number_of_hosts_changes_only_the_receipt_of_order_maxtext_and_an_unused_seed_changes_none(config):
     codes = [receipt(config, host, sampler={"order": "maxtext"}).code for host in (Host(0, 2), Host(1, 2), Host(0, 4))]
     assert codes[0] == codes[1] != codes[2]
     for unused in ({"order": "sequential"}, {"shuffle": False}):
@@ -204,7 +204,7 @@ ARRAYS = (TABLE, CHANGED, np.array([0.12345678901, 1]), np.array([0.12345678902,
 
 
 @pytest.mark.parametrize("kind", [Plain, WithSlots, Stated])
-def test_a_users_transform_is_described_by_all_elements_of_arrays_and_by_no_address(kind):
+def test_a_users_transform_is_described_by_all_array_elements_and_without_memory_addresses(kind):
     """The repr of numpy shows neither all elements nor all digits. Arrays may be inside lists and objects."""
     hashed = [*ARRAYS, [TABLE], {"of": CHANGED}, *map(Stated, ARRAYS), *([Stated(array)] for array in ARRAYS)]
     texts = [described(kind(value)) for value in (*hashed, 3, 4)]

@@ -107,7 +107,7 @@ def test_a_reweight_changes_the_stages_that_mix_its_sources(config):
 
 
 def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path):
-    """7 is a document of the first stage's corpus, and chat:3 one of the fourth's. The mixture numbers both anew."""
+    """7 is a document of the first stage's corpus, and chat:3 one of the fourth's. The mixture has its own numbers."""
     plain = load(config)
     (tmp_path / "gone.txt").write_text("7\n\nchat:3\n")
     gone = load({**config, "amendments": [{"withdraw": {"from": 4, "documents": str(tmp_path / "gone.txt")}}]})

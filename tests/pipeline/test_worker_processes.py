@@ -157,7 +157,7 @@ def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_
     assert "Traceback" not in result.stderr and (program is not LEFT_THREADS or not result.stderr), result.stderr
 
 
-def test_workers_end_with_their_iterator_which_raises_that_it_is_closed(write_tokens):
+def test_workers_end_when_their_iterator_is_closed_and_next_then_raises(write_tokens):
     layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
     before = set(multiprocessing.active_children())
     iterator = pipeline_of(layout).iter(worker_count=1)

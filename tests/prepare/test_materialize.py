@@ -1,4 +1,4 @@
-"""Tests of `materialize`, which writes packed rows to files: whole or not at all, resumable, and damage is noticed."""
+"""`materialize` writes packed rows whole or not at all, and continues an interrupted run. Damaged files are noticed."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`simulate` of shipped configs on 2,048 hosts for 10,000 steps: its time and memory, and its counts against brute force."""
+"""`simulate` runs shipped configs on 2,048 hosts for 10,000 steps in little time and memory, and counts rows exactly."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ print(json.dumps(figures))
 
 
 def configs(folder, rows, documents, hosts):
-    """Return configs that inherit shipped ones. They have a row for each of `hosts` hosts in a batch, and files in `folder`."""
+    """Write configs that inherit shipped ones, with their data, into `folder`. Return their paths. A batch has `hosts` rows."""
     names, mix = [f"{number:03d}.npy" for number in range(100)], str(folder / "mix.txt")
     for name in names:
         with open(folder / name, "wb") as file:
@@ -63,7 +63,7 @@ def read_rows(pipeline, steps):
 
 
 def assert_divided(pipeline, steps, rows, count, hosts):
-    """Check that host h of `count` reads every `count`-th of all `rows`, from row h on, for each h in `hosts`."""
+    """Check that each host h of `hosts` reads `rows[h::count]`. `rows` are those that all `count` hosts read."""
     for host in hosts:
         np.testing.assert_array_equal(read_rows(pipeline.replace(host=Host(host, count)), steps), rows[host::count])
 
@@ -73,7 +73,7 @@ def assert_each_once(pipeline, rows):
     sampler, begin = pipeline.sampler, 0
     for name, layout in pipeline.source.layout.parts.items():
         read = rows[(rows >= begin) & (rows < begin + len(layout))] - begin
-        # the epoch of one corpus has whole batches: it drops the last rows
+        # without a mixture, an epoch drops its last rows, so that all batches are whole
         each = len(layout) if name else sampler.steps_per_epoch * sampler.global_batch_size
         for first in range(0, len(read), each):
             assert np.bincount(read[first : first + each], minlength=len(layout)).max() == 1, (name, first)
@@ -87,7 +87,7 @@ def assert_counted(figures, rows):
     assert (found["distinct"], found["most_often"]) == (np.count_nonzero(counts), counts.max())
 
 
-def test_rows_of_shipped_configs_are_counted_by_brute_force(tmp_path):
+def test_simulate_counts_the_rows_that_the_samplers_of_shipped_configs_give(tmp_path):
     made = configs(tmp_path, 4000, 300, 8)
     for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("primer_mixture", 90)):
         pipeline = load(made[name])

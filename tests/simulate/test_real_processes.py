@@ -31,7 +31,7 @@ def config(client, tmp_path):
         yield str(write_config(tmp_path / "config.json", config))
 
 
-def test_eight_processes_one_after_the_other(config):
+def test_times_of_eight_processes_one_after_the_other_are_predicted_within_20_percent(config):
     real = measure_processes(load(config), config, PROCESSES, STEPS, CONDITIONS, PROCESSES)
     print({name: f"{error:.1%}" for name, error in real.errors.items()})
     assert len(real.predicted) == PROCESSES

@@ -47,7 +47,7 @@ def layouts(folder, corpus, kind):
 
 @pytest.mark.parametrize("long_segments", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_segments, monkeypatch):
+def test_shift_targets_read_equals_read_and_then_map(corpora, kind, long_segments, monkeypatch):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long_segments else 1 << 30)
     folder, found = corpora
     random = np.random.default_rng(0)

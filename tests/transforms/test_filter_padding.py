@@ -1,4 +1,4 @@
-"""NgramFilter passes and fails the rows that OLMo-core's filter does: padded rows and, if it counts padding, packed rows."""
+"""NgramFilter passes the same padded rows as OLMo-core's filter. If it counts padding, it passes the same packed rows."""
 
 import dataclasses
 import hashlib
