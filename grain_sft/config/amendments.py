@@ -26,10 +26,10 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of a `withdraw` amendment, besides `from`.
 
     Args:
-      documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it.
-        `code:17` is document 17 of the mixture's source `code`. `chats.jsonl:17` is line 17 of an input of `grain-sft prepare`.
-        `code` or `chats.jsonl` alone means all documents of this source or input. An entry may also be the path of a file with
-        such entries, one a line.
+      documents: Documents whose tokens become padding. An entry is one of five: the number of a document, as `grain-sft trace`
+        prints it; `code:17` for document 17 of the mixture's source `code`; `chats.jsonl:17` for line 17 of an input of
+        `grain-sft prepare`; `code` or `chats.jsonl` for all documents of this source or input; or the path of a file with such
+        entries, one a line.
     """
 
     documents: int | str | list[int | str]
@@ -40,8 +40,8 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
-      path: New files of the source, read from the first row of their order. If the run has read these files before, it
-        continues after the last row that it read. The other keys of the source stay.
+      path: New files of the source. The run begins at the first row of their order. If it has read these files before, it
+        begins after the last row that it read of them. The other keys of the source stay.
       weight: New weight of the source.
       max_epochs: Number of epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.

@@ -26,10 +26,11 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
         `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take the transforms that their
         options need.
-      observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
-        Metrics and the watchdog observe every run without being named.
-      audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
-        `logs/audit.log` and `logs/audit.jsonl`. The first host writes the log.
+      observers: Objects whose methods are called at events of the run, for example when the trainer gets a batch. An item is a
+        name, or `{name: {option: value}}`; the name may be `package.module:Name`. Metrics and the watchdog observe every run
+        without being named.
+      audit: Local path of the audit log, without a suffix: `logs/audit` makes `logs/audit.log` and `logs/audit.jsonl`. The log
+        records which data the run read. The first host writes it.
       amendments: Changes of the run, in the order in which they were made. See [amendments](#amendments).
       stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
         [stages](#stages).
@@ -120,8 +121,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
         Without either key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`. Default: the value of
-        `sampler.on_exhausted`. In a source that is a mixture itself, the key takes the place of `sampler.on_exhausted` for the
-        sources of that mixture. There it may also be `repeat`, which is the default.
+        `sampler.on_exhausted`. If the source is a mixture itself, the key is the default of that mixture's sources, instead of
+        `sampler.on_exhausted`. Such a key may also be `repeat`, and is `repeat` if it is left out.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
@@ -141,7 +142,8 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
       steps: Number of steps of the stage. A stage states `steps` or `tokens`; the last stage may omit both.
       tokens: Number of tokens of the stage, padding included, rounded up to whole steps.
       corpus: Keys of `corpus` that differ in the stage. A stage that gives a `path` inherits no key of the config's
-        `corpus`. The same holds for a stage that gives a `mixture`, if the config's `corpus` has no `mixture`.
+        `corpus`. If both the stage and the config give a `mixture`, the two are merged key by key. If only the stage gives a
+        `mixture`, it inherits no key of the config's `corpus`.
       layout: Keys of `layout` that differ in the stage.
       sampler: Keys of `sampler` that differ in the stage. The steps of `schedule` count from the first step of the stage.
       transforms: Transforms of the stage, in place of all transforms of the config.

@@ -67,7 +67,8 @@ def open_corpus(
       root: Folder, local or a URL, that must contain all files after links are followed. Give it for a mix or an index from
         an untrusted source. The default sets no limit.
       label_mask_paths: Files of label masks, as a glob or a list of files and globs: one file for each token file, in the
-        same order. A file has a byte, 0 or 1, for each token. The default is the sidecar files.
+        same order. A file has a byte, 0 or 1, for each token. By default, masks are found by name, next to the token
+        files.
       use_loss_mask: Whether loss masks and weights are used. False ignores them, so that every token takes loss. True
         refuses a corpus without them. The default uses them where they exist, unless a saved index was made with False.
       split: Weights of Megatron's training, validation and test splits, such as "969,30,1". Each split is a range of the

@@ -27,7 +27,7 @@ class OlmoVslLayout(Layout):
     Args:
       corpus: Corpus whose documents are cut.
       sequence_length: Number of tokens of the longest rows, a power of two.
-      min_sequence_length: Number of tokens of the shortest rows, a smaller power of two.
+      min_sequence_length: Number of tokens of the shortest rows: a power of two that is less than `sequence_length`.
       boundaries: Ends of documents. "eos" ends a document after each EOS token, as OLMo-core does for local files. Tokens after
         the last EOS of a file are left out. "auto" reads the ends from the boundary files, as OLMo-core does for remote files.
         A document that continues in the next file is cut between the files. Without boundary files, "auto" means "eos".

@@ -37,7 +37,8 @@ class IndexSampler(EpochSampler):
         OpenChat and Grain. `episode` is `RandomState(seed + epoch).permutation` of numpy. `random` draws with replacement. In
         `balanced`, the rows of a step have similar costs of attention. `package.module:Name` is an order of yours.
       host: Index of this host, and the number of hosts.
-      shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
+      shuffle: Whether rows are shuffled. `false` reads them in ascending order. In order `maxtext`, each host reads its own
+        block of the rows, also with `false`.
       epochs: Number of epochs after which the run ends. Without it, the run never ends.
       last_batch: Use of the last rows of an epoch if they do not fill a step. `drop` leaves them out, `fill` fills the step
         with rows that take no loss, and `run_on` fills it with rows of the next epoch. Orders `maxtext`, `grain` and `random`
