@@ -10,7 +10,7 @@ from sft_files import EOS, documents, error_of, write_episodes, write_olmo
 from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
-from grain_sft.layout import Layout, OlmoVslLayout, numbers_in
+from grain_sft.layout import OlmoVslLayout, numbers_in
 from grain_sft.storage import describe
 
 
@@ -36,10 +36,14 @@ def test_chunks_lie_within_their_documents(corpus):
     assert (chunk_start >= 0).all() and (chunk_start + pieces.length <= length).all()
 
 
-def test_windows_find_the_rows_of_documents_that_the_general_method_finds(corpus):
-    layout = WindowLayout(corpus, 8)
-    for numbers in (*np.arange(len(corpus.documents))[:, None], np.array([5, 3, 17, 3])):
-        assert Layout.rows_of_documents(layout, numbers).tolist() == layout.rows_of_documents(numbers).tolist()
+def test_windows_find_every_row_that_has_a_token_of_a_document(corpus):
+    layout, (starts, lengths) = WindowLayout(corpus, 8), corpus.documents
+    spans = [span for row in range(len(layout)) for span in layout.spans(row)]
+    begins = np.array([corpus.shard_borders[span.shard] + span.start for span in spans])
+    assert len(spans) == len(layout)
+    for numbers in (*np.arange(len(starts))[:, None], np.array([5, 3, 17, 3])):
+        has_token = [(begins < starts[n] + lengths[n]) & (starts[n] < begins + 8) & (lengths[n] > 0) for n in numbers]
+        assert layout.rows_of_documents(numbers).tolist() == np.flatnonzero(np.any(has_token, axis=0)).tolist()
 
 
 def test_documents_found_by_eos_have_the_sources_of_the_indexed_documents(corpus):
