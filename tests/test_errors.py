@@ -36,19 +36,14 @@ def test_wrong_types_raise_a_grain_sft_error(make):
         make()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda zero: open_corpus(zero),
-        lambda zero: arguments.as_pair("columns", zero, errors.PipelineError),
-        lambda zero: arguments.as_objects("stages", zero, Host),
-        lambda zero: arguments.as_integers("slots", zero, errors.RowIndexError),
-        lambda _: arguments.as_integers("slots", [True], errors.RowIndexError),
-    ],
-)
-def test_arrays_of_zero_dimensions_and_booleans_raise_a_grain_sft_error(call):
-    with pytest.raises(GrainSftError, match=r"(array\(5\)|\[True\]).*expected"):
-        call(np.array(5))
+def test_arrays_of_zero_dimensions_and_booleans_raise_a_grain_sft_error():
+    checks = [(arguments.as_pair, errors.PipelineError), (arguments.as_objects, Host)]
+    for check, kind in (*checks, (arguments.as_integers, errors.RowIndexError)):
+        for values in ([True], np.array(5)):
+            with pytest.raises(GrainSftError, match=r"(array\(5\)|True).*expected"):
+                check("values", values, kind)
+    with pytest.raises(GrainSftError, match=r"array\(5\).*expected"):
+        open_corpus(np.array(5))
 
 
 def test_a_set_of_paths_is_refused_because_it_has_no_order():
