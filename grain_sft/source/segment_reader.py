@@ -76,11 +76,13 @@ class SegmentRow:
             segments[begin:] = positions[begin:] = ZERO
         if take_loss:
             target_segments[:] = segments_data
-            for end in ends:
-                target_segments[end - 1] = 0
-        begin = 0
+        begin = (
+            0  # a loop of its own, because `target_segments` is filled faster while the segment ids are in the cache
+        )
         for end in ends:
             positions_data[begin:end] = counting[: end - begin]
+            if take_loss:
+                target_segments[end - 1] = 0
             begin = end
         if first_position and ends:
             positions[: ends[0]] += first_position
