@@ -114,7 +114,10 @@ class CorpusData:
         shards = []
         for shard in self.shards:
             loss, boundaries = changed(shard.loss), changed(shard.boundaries)
-            shards.append(dataclasses.replace(change(shard), loss=loss, boundaries=boundaries))
+            shard = change(shard)
+            if loss is not None or boundaries is not None:
+                shard = dataclasses.replace(shard, loss=loss, boundaries=boundaries)
+            shards.append(shard)
         return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
 
     @functools.cached_property

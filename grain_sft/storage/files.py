@@ -179,7 +179,9 @@ def parent(path: str) -> str:
 
 def name_of(path: str) -> str:
     """Return the last part of a path."""
-    return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(os.path.abspath(path))
+    name = path.rstrip("/").rpartition("/")[2]
+    # `abspath` only where it matters, because a corpus may have thousands of files
+    return name if name not in ("", ".", "..") or is_remote(path) else os.path.basename(os.path.abspath(path))
 
 
 def sidecar(shard: str, name: str) -> str | None:

@@ -135,7 +135,9 @@ def described(form: Format) -> str:
     return f"corpus format {type(form).__module__}:{type(form).__qualname__}"
 
 
+_NO_GUARD = contextlib.nullcontext()  # one for all calls, because each file of a corpus causes ten of them
+
+
 def errors_of(form: Format) -> contextlib.AbstractContextManager[None]:
     """Return a context that turns exceptions of another package's format into CorpusErrors."""
-    ours = is_ours(type(form))
-    return contextlib.nullcontext() if ours else entry_errors(CorpusError, described(form), "Fix its code.")
+    return _NO_GUARD if is_ours(type(form)) else entry_errors(CorpusError, described(form), "Fix its code.")

@@ -85,6 +85,8 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
             # the absolute path is remapped only if `path_remap` did not change the relative path
             present = options.remap(absolute) if present == file.path else absolute
+        if present == file.path and file.root is None:
+            return file
         version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
 
@@ -99,14 +101,17 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
 def _pinned(corpus: Corpus) -> Corpus:
     """Return `corpus` with the present versions of remote files whose version is unknown."""
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
+    if not unknown:
+        return corpus
     versions = {file.path: file.version for file in identify(list(unknown.values()))}
     return corpus.map_files(lambda file: dataclasses.replace(file, version=versions.get(file.path, file.version)))
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     """Refuse an index whose entries contradict each other or the sizes of local files."""
+    dtype = corpus.dtype.name
     for number, shard in enumerate(corpus.shards):
-        shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
+        shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {dtype} tokens"
         if shard.row is not None:  # only materialized rows have it, and no index lists them
             raise CorpusError(f"{path}: shard {number} ({shard.path}) has `row`; expected no such key. {_EDITED}")
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
