@@ -1,4 +1,4 @@
-"""`WindowLayout` cuts each shard into rows of consecutive tokens. The rest of a shard that fills no row is left out."""
+"""`WindowLayout` cuts each shard into rows of consecutive tokens, and leaves out the tokens at its end that fill no row."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ def naive_spans(counts: list[int], length: int) -> list[Span]:
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
 @given(counts=st.lists(st.integers(0, 40), max_size=12), length=st.integers(1, 20), data=st.data())
-def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
+def test_spans_and_pieces_equal_naive_spans(counts, length, data):
     expected = naive_spans(counts, length)
     if not expected:
         with pytest.raises(LayoutError, match="leaves no row"):
@@ -46,7 +46,7 @@ def test_spans_and_pieces_are_those_of_a_naive_count(counts, length, data):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
-def test_rows_of_documents_are_those_that_hold_a_token_of_them(tmp_path_factory, data):
+def test_rows_of_documents_returns_each_row_that_holds_a_token_of_a_document(tmp_path_factory, data):
     counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(sum))
     length = data.draw(st.integers(1, max(counts)))
     borders = sorted(data.draw(st.sets(st.integers(1, sum(counts)), max_size=8)) | {0, sum(counts)})
@@ -83,9 +83,9 @@ def test_tokens_far_into_a_huge_file_are_read(tmp_path, dtype, tokens):
     try:
         written = np.memmap(path, dtype, "w+", shape=tokens)
     except OSError as error:
-        pytest.skip(f"no file of {tokens * size} bytes here: {error}")
+        pytest.skip(f"this disk can't hold a file of {tokens * size} bytes: {error}")
     if os.stat(path).st_blocks * 512 > 1 << 20:
-        pytest.skip("no sparse files here")
+        pytest.skip("this file system has no sparse files")
     for row in rows:
         written[row * length : row * length + 3] = row % 251, 7, 8
         written[(row + 1) * length - 1] = row % 241
@@ -107,7 +107,7 @@ def test_arguments_may_be_numpy_integers_and_spans_have_python_integers():
 
 
 def test_windows_fill_whole_rows_of_max_target_sequence_length():
-    """Of 3 * 1024 tokens, only one row of 2048 tokens is whole, so there are two windows of 1024 tokens."""
+    """3 * 1024 tokens fill only one row of 2048 tokens, which holds two windows of 1024 tokens."""
     corpus = corpus_of([3 * 1024])
     layout = WindowLayout(corpus, 1024, max_target_sequence_length=2048)
     assert len(layout) == 2 and layout.left_out() == [("ends of 1 files, shorter than a window", None, 1024)]

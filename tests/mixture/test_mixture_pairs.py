@@ -1,4 +1,4 @@
-"""Tests of mixtures whose sources are preference pairs."""
+"""A mixture of preference pairs has the pairs of its sources. Sources with other rows, lengths or padding are refused."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def config_of(folder, sources, layout=LAYOUT):
     return {"corpus": {"mixture": mixture}, "layout": layout, "sampler": sampler}
 
 
-def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_any_step(folder):
+def test_every_row_of_a_mixture_is_a_pair_of_its_source_with_any_number_of_hosts(folder):
     config = config_of(folder, {"helpful": {"weight": 2}, "harmless": {"layout": {"long_pairs": "drop"}}})
     pipeline = load(config)
     layout, seen = pipeline.source.layout, set()
@@ -58,8 +58,8 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_an
         ({"helpful": {}, "harmless": {"pad_token_id": 2}}, LAYOUT),
     ],
 )
-def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(folder, sources, layout):
-    """All rows of these mixtures have 80 tokens, so the length of a row does not show its source."""
+def test_a_mixture_of_pairs_with_other_rows_lengths_or_padding_is_refused(folder, sources, layout):
+    """All rows of these mixtures have 80 tokens, so the length of the rows does not show the mistake."""
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
     with pytest.raises(LayoutError, match="expected preference pairs in all sources"):

@@ -1,4 +1,4 @@
-"""Each source of a mixture keeps its own order, on any hosts, from any step, and whatever a schedule changes."""
+"""Each source of a mixture keeps its own order, for any number of hosts, from any step and under any schedule."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def test_each_sources_rows_come_in_its_own_order(folder):
         assert (np.abs(10 * np.cumsum(part == number) - tenths * np.arange(1, len(part) + 1)) < 10).all()
 
 
-def test_batches_have_one_set_of_keys_shapes_and_dtypes_and_the_values_of_each_source(folder):
+def test_all_batches_have_the_same_keys_shapes_and_dtypes_and_the_values_of_their_sources(folder):
     pipeline = mixed(folder)
     for step in range(8):
         batch, rows = pipeline[step], pipeline.sampler.rows(step)
@@ -51,7 +51,7 @@ def test_batches_have_one_set_of_keys_shapes_and_dtypes_and_the_values_of_each_s
         assert (batch["inputs"][batch["inputs_segmentation"] == 0] <= 2).all()
 
 
-def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
+def test_hosts_workers_threads_resumes_and_pickles_give_the_same_batches(folder):
     assert_one_run(functools.partial(mixed, folder), range(7, 11), hosts=(2, 3, 4), worker_count=1)
     whole = mixed(folder)
     with pytest.raises(PipelineError, match="another pipeline"):
@@ -63,7 +63,7 @@ def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
         assert_same(next(records), whole[step])
 
 
-def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(folder):
+def test_a_schedule_changes_weights_and_batch_sizes_but_no_batch_before_its_steps(folder):
     schedule = [
         {"step": 5, "weights": {"chat": 0.1, "web": 0.7}},
         {"step": 9, "global_batch_size": 24},
@@ -84,10 +84,10 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
         parts = [changed.sampler.with_host(Host(index, hosts)) for index in range(hosts)]
         for step in (4, 5, 8, 9, 11, 12, 29):
             assert rows_of_hosts(parts, step).tolist() == rows[step].tolist()
-    for step in range(2, 170):  # a sampler that reads steps in turn gives what a fresh copy gives for each step
+    for step in range(2, 170):  # a sampler that has read earlier steps has the rows of a fresh copy
         in_turn = parts[2].rows(step)
         np.testing.assert_array_equal(in_turn, pickle.loads(pickle.dumps(parts[2])).rows(step), err_msg=f"step {step}")
-        in_turn[:] = -9  # the caller may write to its rows
+        in_turn[:] = -9  # the caller may overwrite the rows
     four = mixed(folder, Host(0, 4), schedule=schedule)
     assert len(four.sampler.rows(11)) == 6
     with pytest.raises(SamplerError, match="global_batch_size=6, from step 12 on, can't be divided by 4 hosts"):
@@ -162,11 +162,11 @@ def test_huge_max_epochs_are_an_error_and_a_huge_weight_leaves_no_rows_to_other_
     assert pipeline.num_steps is None and set(pipeline.source.layout.parts_of(pipeline.sampler.rows(9))) == {2}
 
 
-def test_a_schedule_changes_weights_that_were_amended_twice(folder):
-    """Step 9 keeps its entry in the schedule, although the amendment at step 3 gives chat the same weight."""
+def test_an_amendment_keeps_a_later_change_of_the_schedule_to_the_same_weight(folder):
+    """The schedule gives chat the weight 0.1 at step 9, as the amendment at step 3 does. Between them, step 7 gives it 3."""
     sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler
     once, twice = sampler.reweighted([(7, {"chat": 3})]), sampler.reweighted([(3, {"chat": 0.1}), (7, {"chat": 3})])
-    assert [twice.mixture.schedule[1:]] == [once.mixture.schedule]
+    assert twice.mixture.schedule[1:] == once.mixture.schedule
 
 
 def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
@@ -187,7 +187,7 @@ def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
     assert_same(pickle.loads(pickle.dumps(pipeline))[11], pipeline[11])
 
 
-def test_receipts_contain_all_that_decides_a_mixture(folder):
+def test_the_receipt_of_a_mixture_depends_on_all_that_decides_its_rows(folder):
     config = mixture_config(folder)
     codes = [mixed(folder).receipt.code]
     chat = {"weight": 0.6, "sampler.order": "shuffle", "sampler.seed": 6, "layout.kind": "padded", "pad_token_id": 9}
@@ -230,7 +230,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("place", "value", "message"), MISTAKES)
-def test_a_mistake_in_a_mixture_is_named(folder, place, value, message):
+def test_the_error_of_a_wrong_mixture_names_the_mistake(folder, place, value, message):
     with pytest.raises(GrainSftError, match=message):
         load(put(mixture_config(folder), place, value))
 
@@ -254,7 +254,7 @@ def test_samplers_sources_and_keys_that_do_not_belong_together_are_refused(folde
         Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, 3),))
     with pytest.raises(IndexError):
         source.read([80])
-    assert len(MixtureSource({"outer": source, "c": web}).read([119])["tokens"]) == 1  # a source may be any `RowSource`
+    assert len(MixtureSource({"outer": source, "c": web}).read([119])["tokens"]) == 1  # a source may be a mixture
 
 
 def test_an_inner_mixture_that_ends_may_not_have_a_schedule():
@@ -283,7 +283,7 @@ def test_a_step_too_far_for_a_mixture_is_refused(folder):
         next(pipeline.iter(start_step=1 << 62))
 
 
-def test_sources_of_two_tokenizers_are_not_one_mixture(folder):
+def test_a_mixture_of_sources_of_two_tokenizers_is_refused(folder):
     corpus = grain_sft.open_corpus(folder / "chat", eos_token_id=2)
     made_with = {name: dataclasses.replace(corpus, tokenizer=name, tokenizer_sha256=name * 64) for name in "ab"}
 

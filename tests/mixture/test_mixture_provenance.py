@@ -1,4 +1,4 @@
-"""Traces, audit logs and tables of checkpoints of mixtures name the rows and epochs of each source."""
+"""Traces of a mixture name the source of each row. Tables of checkpoints count the epochs of each source."""
 
 import json
 
@@ -12,7 +12,7 @@ from grain_sft.layout import MixtureLayout
 from grain_sft.provenance import checkpoint_table, summarize, trace
 
 
-def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
+def test_the_trace_of_a_mixture_describes_its_batches(folder):
     pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}])
     found = trace(pipeline, range(10))
     assert_is_traced(found, [pipeline], range(10))
@@ -54,7 +54,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
     found = traced("--record", "1:2")
     assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
-    for record, lines in (("1:2", True), ("1:999", False)):  # only "chat" can be searched
+    for record, lines in (("1:2", True), ("1:999", False)):  # only "chat" states the records of its documents
         assert main(["trace", str(path), "--record", record]) == 0
         printed = capsys.readouterr()
         assert ("no document" in printed.out) != lines
@@ -72,7 +72,7 @@ class WithoutDocuments(PaddedLayout):
         return super().pieces(rows)._replace(document=np.full(len(rows), -1))
 
 
-def test_pieces_without_a_document_have_none_in_a_mixture(folder):
+def test_a_mixture_gives_no_document_to_pieces_without_one(folder):
     corpus = open_corpus(folder / "talks")
     layout = MixtureLayout({"one": PaddedLayout(corpus, 8), "two": WithoutDocuments(corpus, 8)})
     assert layout.pieces(np.arange(len(layout))).document.tolist() == [*range(25), *[-1] * 25]

@@ -1,4 +1,4 @@
-"""Helpers for tests of metrics and of the watchdog: a small pipeline, counters, and lines of the log."""
+"""Helpers for tests of metrics and of the watchdog: make a small pipeline, read counters, and collect log messages."""
 
 import itertools
 import logging
@@ -12,7 +12,7 @@ from batches import pipeline_of
 from grain_sft import NgramFilter, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.pipeline import standing_observers
 
-standing_observers()  # makes the observers, so that all counters exist
+standing_observers()  # creates all counters
 LENGTH, ROWS, BATCH = 50, 40, 4
 STALL = 0.1  # seconds
 
@@ -41,7 +41,7 @@ def take(pipeline, count=None, **options):
 
 
 class Logged(logging.Handler):
-    """A handler that keeps the lines of the log."""
+    """A handler that keeps the messages of the log."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test that random runs have the rows of megatron-core, if it is installed with torch: `pytest -m parity`."""
+"""`MegatronGptLayout` has the rows of the installed megatron-core, which needs torch: `pytest -m parity`."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("own_cache")]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_runs_are_megatron_cores(tmp_path, seed):
+def test_rows_of_random_blends_equal_those_of_megatron_core(tmp_path, seed):
     pytest.importorskip("megatron.core.datasets.gpt_dataset")
     from make_megatron_gpt_golden import dataset_of
 

@@ -1,4 +1,4 @@
-"""Packing equals that of the installed OLMo-core: `pytest -m parity`. tests/layout compares with recorded values instead."""
+"""Packed rows equal those of the installed OLMo-core: `pytest -m parity`. tests/layout compares them with recorded values."""
 
 import gzip
 
@@ -27,7 +27,7 @@ def assert_equal_rows(layout, dataset, bos):
 
 
 @pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
-def test_rows_are_olmo_cores_and_so_are_those_of_the_plan_that_it_wrote(tmp_path, case):
+def test_own_packing_and_a_plan_of_olmo_core_both_give_the_rows_of_olmo_core(tmp_path, case):
     pytest.importorskip("olmo_core.data")
     from make_packed_golden import olmo_dataset
 
@@ -43,7 +43,7 @@ def test_rows_are_olmo_cores_and_so_are_those_of_the_plan_that_it_wrote(tmp_path
 
 
 def prepared(paths, work, **options):
-    """Return OLMo-core's dataset over `paths`, which wrote its plan below `work`."""
+    """Return OLMo-core's dataset over `paths`, after it has written its plan below `work`."""
     data = pytest.importorskip("olmo_core.data")
     dataset = data.NumpyPackedFSLDataset(*paths, pad_token_id=PAD, eos_token_id=EOS, vocab_size=100, **options)
     dataset.work_dir = work
@@ -52,8 +52,8 @@ def prepared(paths, work, **options):
 
 
 @pytest.mark.parametrize("group", [1, 2])
-def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
-    """With `use_array_if_local=False`, the .csv.gz files state the documents. Not every document ends with EOS."""
+def test_a_plan_that_olmo_core_made_from_boundary_files_is_read(tmp_path, group):
+    """With `use_array_if_local=False`, OLMo-core takes the documents from the .csv.gz files. They do not all end with EOS."""
     random = np.random.default_rng(group)
     paths = []
     for number in range(3):
@@ -71,8 +71,8 @@ def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
     assert_equal_rows(layout, dataset, False)
 
 
-def test_a_plan_with_a_group_that_has_no_document_is_read_back(tmp_path):
-    """The second file holds no EOS. OLMo-core writes its empty arrays as files of one byte."""
+def test_a_plan_with_a_group_without_documents_is_read(tmp_path):
+    """The second file has no EOS, so its group has no document. OLMo-core writes an empty array as a file of one byte."""
     paths = [str(tmp_path / name) for name in ("a.npy", "b.npy")]
     for path, tokens in zip(paths, ([5, 6, EOS, 7, EOS], [5, 6, 7, 8]), strict=True):
         np.array(tokens, np.uint16).tofile(path)

@@ -1,4 +1,4 @@
-"""Comparison with OLMo-core and MaxText themselves, where they are installed: `pytest -m parity`.
+"""The n-gram filter, batches, order and index equal those of installed OLMo-core and MaxText: `pytest -m parity`.
 
 The extra `parity` installs OLMo-core, for which the CPU build of torch is enough. MaxText needs Python 3.12; install it with
 `pip install --no-deps maxtext`.
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parity
 
 
 def repetitive_rows(rng, rows, length):
-    """Return rows of random tokens that repeat an n-gram of 1 to 14 tokens 29 to 35 times; the filter's threshold is 32."""
+    """Return rows of random tokens. Each repeats an n-gram of 1 to 14 tokens at most 35 times; the filter fails it at 32."""
     tokens = rng.integers(0, rng.choice([2, 3, 50, 1000]), (rows, length)).astype(np.uint16)
     for row in tokens:
         period, repeats = int(rng.integers(1, 15)), int(rng.integers(29, 36))
@@ -28,7 +28,7 @@ def repetitive_rows(rng, rows, length):
 
 
 @pytest.mark.parametrize("length", [512, 521, 455, 96])
-def test_the_ngram_filter_has_the_verdicts_of_olmo_core(length):
+def test_the_ngram_filter_fails_the_rows_in_which_olmo_core_finds_32_repeats(length):
     utils = pytest.importorskip("olmo_core.data.utils")
     rows = repetitive_rows(np.random.default_rng(length), 1000, length)
     repeats = [utils.find_periodic_sequences(row.astype(np.int64), max_period=13) for row in rows]
@@ -38,7 +38,7 @@ def test_the_ngram_filter_has_the_verdicts_of_olmo_core(length):
 
 
 @pytest.mark.parametrize("seed", [0, 34521])
-def test_whole_batches_are_those_of_olmo_cores_loader(tmp_path, seed):
+def test_batches_of_every_rank_are_those_of_olmo_cores_loader(tmp_path, seed):
     pytest.importorskip("olmo_core.data")
     length, batch, ranks = 64, 12, 3
     rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def test_order_maxtext_gives_the_rows_of_maxtexts_sampler(hosts):
         assert [ours[i].record_key for i in range(250)] == [theirs[i].record_key for i in range(250)]
 
 
-def test_maxtext_reads_the_index_that_is_written_for_it(tmp_path):
+def test_maxtext_reads_an_index_that_corpus_save_writes(tmp_path):
     maxtext = pytest.importorskip("maxtext.input_pipeline.olmo_data")
     grain_loader = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
     for number, tokens in enumerate((1000, 515)):

@@ -1,4 +1,4 @@
-"""Rows of several lengths equal those of the installed OLMo-core: `pytest -m parity`.
+"""Batches of layout `olmo_vsl`, with rows of several lengths, equal those of installed OLMo-core: `pytest -m parity`.
 
 tests/layout/test_olmo_vsl.py compares them with recorded values instead.
 """
@@ -28,7 +28,7 @@ def test_every_batch_of_every_rank_is_that_of_olmo_cores_loader(tmp_path, number
         loaders = [olmo_vsl_loader(run, paths, tmp_path / "work", rank) for rank in range(ranks)]
         expected = [[list(batches(loader, 1 + epoch)) for loader in loaders] for epoch in range(EPOCHS)]
     except (ValueError, AssertionError, IndexError):
-        if run.longest != 256:  # OLMo-core alone fails at 256, which it keeps as uint8
+        if run.longest != 256:  # at 256, only OLMo-core fails, because it stores the length as uint8
             with pytest.raises(GrainSftError):
                 load(config_of(run, paths), host=Host(0, 1))
         return
