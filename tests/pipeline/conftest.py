@@ -17,7 +17,7 @@ def no_tracer():
     """Switch off tracers, such as that of `coverage`, in this thread and in new ones.
 
     `PyThreadState_SetAsyncExc` sets an exception in a thread, which raises it later. Until then, CPython 3.11 lets no
-    traced thread begin a call. If the first thread waits for a lock of a traced thread, both wait forever.
+    traced thread begin a call. If the thread with the exception waits for a lock of a traced thread, both wait forever.
     """
     tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)

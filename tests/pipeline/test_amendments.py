@@ -118,7 +118,7 @@ def test_a_run_resumes_only_with_the_amendments_of_its_past_steps(corpus, tmp_pa
 
 
 def test_documents_in_a_yaml_file_are_read_as_text(corpora, tmp_path):
-    """2:17 is document 17 of source 2, not YAML's number 137. A source goes before a folder or file of its name."""
+    """2:17 is document 17 of source 2, not YAML's number 137. The name of a source is not read as a path."""
     mixture = {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2", "web")}
     config = config_of({"mixture": mixture}, "packed")
     (tmp_path / "masks").mkdir()
@@ -141,7 +141,7 @@ WRONG_AMENDMENTS = [
 
 
 @pytest.mark.parametrize(("entry", "message"), WRONG_AMENDMENTS)
-def test_a_wrong_amendment_is_named(corpus, entry, message):
+def test_the_error_of_a_wrong_amendment_names_the_mistake(corpus, entry, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
         grain_sft.load(config_of(corpus, "packed", [entry]))
 
@@ -170,7 +170,7 @@ def test_documents_that_are_not_integers_are_refused(documents):
 
 
 def changes_of(drawn):
-    """Return random changes of a config, which may change no batch."""
+    """Return random changes of a config. Some of them change no batch."""
     sampler = drawn.choice([{}, {"seed": 2}, {"epochs": 1}, {"schedule": [{"step": 5, "global_batch_size": 8}]}])
     amendments = [{"skip": {"from": drawn.randrange(9), "steps": 2}}, {"withdraw": {"from": 3, "documents": [7, 8]}}]
     layout = drawn.choice([{}, {}, {"sequence_length": 24}, {"long_documents": "fragment"}])
@@ -179,7 +179,7 @@ def changes_of(drawn):
 
 
 @pytest.mark.parametrize("seed", [*range(16), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(16, 50))])
-def test_a_difference_begins_at_the_step_that_brute_force_finds(corpus, seed):
+def test_difference_finds_the_first_step_and_the_rows_that_brute_force_finds(corpus, seed):
     drawn, config = random.Random(seed), config_of(corpus, "packed")
     pair = []
     for _ in range(2):

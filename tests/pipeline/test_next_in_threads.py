@@ -39,8 +39,8 @@ def firsts(pipeline, count):
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
-    """`PyThreadState_SetAsyncExc` raises in two threads that take from one iterator. Each step goes to one of them."""
+def test_exceptions_that_another_thread_sets_lose_no_batch(pipeline, ahead):
+    """`PyThreadState_SetAsyncExc` raises exceptions in two threads that share an iterator. Each step goes to one of them."""
     iterator, taken, ended = pipeline.iter(threads=ahead, prefetch=3), ([], []), [False, False]
 
     def take(number):
@@ -72,7 +72,7 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
 
 
 def test_a_batch_is_put_back_while_another_thread_makes_the_next(pipeline, monkeypatch):
-    """The exception arrives after `next` released its lock. The other thread makes step 1 until step 0 is back."""
+    """The exception arrives when `next` releases its lock. The other thread is still making step 1 when step 0 is put back."""
     iterator, making, is_back, taken = pipeline.iter(threads=0), threading.Event(), threading.Event(), []
     other = threading.Thread(target=lambda: taken.append(next(iterator)))
 

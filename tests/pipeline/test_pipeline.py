@@ -1,4 +1,4 @@
-"""A step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
+"""Every way to read a step gives the same batch, with any number of hosts, threads and worker processes."""
 
 import itertools
 import json
@@ -71,7 +71,7 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
         *(pytest.param("shuffle", hosts, 2, marks=pytest.mark.heavy) for hosts in (1, 2)),
     ],
 )
-def test_all_hosts_together_read_a_row_once_an_epoch(source, order, hosts, workers):
+def test_all_hosts_together_read_no_row_more_than_once_an_epoch(source, order, hosts, workers):
     """MaxText's olmo_grain would fail here: its sampler and its loader both divide the rows between the hosts."""
     read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)  # sizes that the hosts divide
     for index in range(hosts):
@@ -122,7 +122,7 @@ def test_a_plain_grain_data_loader_of_records_gives_the_same_batches(source, hos
 
 
 def test_a_plain_grain_data_loader_with_workers_reads_every_row_once(source):
-    """Each worker of Grain makes batches of its own rows. Only a whole epoch has the same rows for any workers."""
+    """Each worker of Grain makes batches of its own rows, so their number changes the batches, but not the rows of an epoch."""
     sampler = IndexSampler(len(source), global_batch_size=20, seed=0, epochs=1)
     operations = [*TRANSFORMS, grain.transforms.Batch(10)]
     loader = grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=2)
@@ -152,7 +152,7 @@ def test_the_dataset_is_a_grain_map_dataset_that_accepts_further_transforms(sour
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_returns_to_its_step_whatever_the_workers(source, workers):
+def test_a_state_resumes_at_its_step_with_any_number_of_workers(source, workers):
     mine = pipeline(source, Host(1, 2))
     iterator = mine.iter(start_step=3)
     next(iterator)
@@ -189,7 +189,7 @@ def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(so
         of_host_1.set_state(other)
 
 
-def test_grains_next_index_and_checkpoints_work(source, tmp_path):
+def test_grain_sets_the_next_index_and_restores_a_checkpoint(source, tmp_path):
     iterator = pipeline(source).iter(start_step=2)
     assert grain.experimental.get_next_index(iterator) == 2
     grain.experimental.set_next_index(iterator, 6)
@@ -200,7 +200,7 @@ def test_grains_next_index_and_checkpoints_work(source, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
-def test_a_data_loaders_own_state_works_too(source, workers):
+def test_a_data_loader_resumes_from_its_own_state(source, workers):
     iterator, again = (iter(pipeline(source).data_loader(worker_count=workers, start_step=1)) for _ in range(2))
     list(itertools.islice(iterator, 3))
     again.set_state(iterator.get_state())
@@ -234,7 +234,7 @@ def test_a_step_that_failed_is_tried_again_and_no_step_is_lost(source, tmp_path,
 
 
 def test_arrays_that_batches_share_are_read_only(source):
-    # A new ShiftTargets, because threads of other tests use the one in TRANSFORMS.
+    # A new ShiftTargets, because threads of other tests may still use the one in TRANSFORMS.
     mine = pipeline(source, order="sequential", transforms=[ShiftTargets()], global_batch_size=4)
     one, other = mine[0], mine[2]
     for key in ("inputs_position", "targets_segmentation"):
@@ -254,13 +254,13 @@ def test_arrays_that_batches_share_are_read_only(source):
         ("__getitem__", "step", (-1, 1.5, "3")),
     ],
 )
-def test_options_that_are_not_counts_are_named(source, method, option, values):
+def test_the_error_names_an_option_that_is_not_a_count(source, method, option, values):
     for value in values:
         with pytest.raises(GrainSftError, match=f"{option.removeprefix('start_')}={value!r}"):
             getattr(pipeline(source), method)(**{option: value})
 
 
-def test_a_positional_step_works_and_warns_with_the_keyword(source):
+def test_a_positional_step_works_and_the_warning_names_the_keyword(source):
     mine = pipeline(source)
     with pytest.warns(DeprecationWarning, match=r"Write iter\(start_step=3\)"):
         assert mine.iter(3, threads=0).next_step == 3
@@ -271,7 +271,7 @@ def test_a_positional_step_works_and_warns_with_the_keyword(source):
             mine.iter(1, *more, **named)
 
 
-def test_parts_that_do_not_fit_together_are_named(source):
+def test_the_error_names_parts_that_do_not_fit_together(source):
     sampler, fewer = pipeline(source).sampler, IndexSampler(59, global_batch_size=4, seed=0)
     for message, make in (
         ("needs the key 'tokens'.*place this transform", lambda: pipeline(source, transforms=TRANSFORMS[::-1])[0]),

@@ -16,7 +16,7 @@ from grain_sft import GrainSftError, Host
 from grain_sft.layout import documents_named_in
 from grain_sft.provenance import check_audit, difference, trace
 
-STEPS = 16  # of the runs that are killed
+STEPS = 16  # steps of a run that is killed
 # Seeds of random cases: a few for each run of the tests, and many for the marker `heavy`.
 FEW, MANY = (1, 2, 6, 9, 11, 12, 16, 17, 20, 21, 25, 29, 57, 166), range(200, 500)
 
@@ -38,7 +38,7 @@ def check_case(corpora, folder, seed):
     left = [step for step in data_steps if step < end]
     bounds = [(stage.first_step, stage.end_step) for stage in plain.stages]
     weights = [(data_steps[each["from"]], each["weights"]) for each in reweights]
-    # `weighted` has the new weights in its stages. `apply` is False if one of them begins after all mixtures.
+    # `weighted` is the config with the new weights in its stages. `apply` is False if some weights change no stage.
     weighted, apply = with_weights(config, bounds, weights)
     if not apply or not left:
         with pytest.raises(GrainSftError, match="skip: all" if apply else "no stage from that step on is a mixture"):
@@ -51,7 +51,7 @@ def check_case(corpora, folder, seed):
     # All hosts together have the global batch.
     split = [load(amended, Host(host, hosts)) for host in range(hosts)]
     for step in range(len(left)):
-        # A host has consecutive slots, or one in `hosts` slots.
+        # A host has consecutive slots, or every `hosts`-th slot.
         join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
         for key, array in changed[step].items():
             parts = join([each[step][key] for each in split])
@@ -92,7 +92,7 @@ def check_batches(changed, reweighted, left, withdrawn):
         assert_same(batch, expected)
         for array in batch.values():
             if array.flags.writeable:
-                array.fill(7)  # later batches stay right if a trainer writes to its batch
+                array.fill(7)  # a trainer may overwrite its batch; later batches must stay right
         if not pairs:
             lines = trace(changed, range(step, step + 1))
             seen = (lines.stop - lines.start - (0 if lines.withdrawn is None else lines.withdrawn)).sum()
@@ -108,9 +108,9 @@ def test_a_random_amended_run_equals_the_reference(corpora, tmp_path, monkeypatc
 
 
 def run_until_killed(config, folder, die):
-    """Return whether a child process that runs a config was killed. It logs the hash of each batch, then saves a state.
+    """Run a config in a child process that logs the hash of each batch and then saves its state. Return whether it died.
 
-    `die` is the number of the batch at which the child kills itself, and whether that is before it saves the state.
+    `die` is the number of the batch at which the child kills itself, and whether it does so before it saves the state.
     """
     if child := os.fork():
         status = os.waitpid(child, 0)[1]
