@@ -1,4 +1,4 @@
-"""Chat templates in common use. For each, `Style.learned` states by itself which text takes loss, for tests to compare."""
+"""Chat templates in common use. `Style.learned` computes which text takes loss, independently of the package."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

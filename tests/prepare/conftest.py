@@ -24,7 +24,7 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts every input into several units of work for the workers, and renders each unit alone."""
+    """Cut every input into several units of work, and render each unit alone."""
     monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
     monkeypatch.setattr(inputs, "BLOCK", 300)
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)

@@ -1,4 +1,4 @@
-"""Helpers for tests of preparing plain documents, which are texts without roles (template text)."""
+"""Helpers for tests that prepare plain documents: texts without roles, in the template `text`."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 def save_golden_tokenizer(folder: Path) -> Path:
-    """Save the SentencePiece model of the goldens `fim.json` and `text_olmo.json`."""
+    """Save the SentencePiece model of the golden files `fim.json` and `text_olmo.json`. Return its path."""
     golden, path = json.loads((GOLDEN / "fim.json").read_text()), folder / "fim.model"
     path.write_bytes(zlib.decompress(base64.b64decode(golden["model"])))
     return path

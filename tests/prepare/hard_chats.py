@@ -19,7 +19,7 @@ TEXTS = (
     "almost special <|eo t|> < |sys|> <| usr |>",
     'code: {"key": [1, 2, {"a": "b"}]}\n```python\nprint("x" * 3)\n```',
 )
-"""Texts that each template has to give back. In a conversation, a prefix such as "u3.0" tells its messages apart."""
+"""Contents of messages. In a conversation, a prefix such as "u3.0" tells its messages apart."""
 
 
 def chats() -> list[dict[str, Any]]:

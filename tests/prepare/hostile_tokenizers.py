@@ -1,4 +1,4 @@
-"""More than 40 small tokenizers, each of a kind that can turn text into control tokens, such as by a normalizer."""
+"""More than 60 small tokenizers of kinds that can turn text into control tokens, for example with a normalizer."""
 
 import functools
 import json
@@ -73,7 +73,7 @@ def _metaspace() -> Iterator[Maker]:
 
 
 def _with_vocabulary() -> Iterator[Maker]:
-    """Models with the control tokens in their vocabulary, and with a normalizer that can turn other characters into them."""
+    """Yield models that have control tokens in their vocabulary, and a normalizer that can turn other characters into them."""
     strip = {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]}
     for name, special in (("t5", T5), ("xlmr", XLMR), ("t5_chat", (*T5, *CHATML)), ("xlmr_gemma", (*XLMR, *GEMMA))):
         for kind, normalizer in (("nfkc", {"type": "NFKC"}), ("strip", strip)):

@@ -44,7 +44,7 @@ def record(number: int) -> dict[str, Any]:
 
 
 def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
-    """Write `count` records, one a line; lines `bad` are broken."""
+    """Write `count` records, one per line. The lines with the numbers `bad` are not JSON."""
     lines = [json.dumps(record(number)) if number + 1 not in bad else "{broken}" for number in range(count)]
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -70,7 +70,10 @@ def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
-    """Return the hash of each file below `out` and of its rejected records, after `replace`, (old, new), in .json and .txt."""
+    """Return the hash of each file below `out`, and of its rejected records.
+
+    `replace` has two texts. In .json and .txt files, the second one replaces the first before the hash is computed.
+    """
     found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     rejected = Path(f"{out}.rejected.jsonl")
     found |= {"rejected": rejected.read_bytes()} if rejected.exists() else {}
@@ -96,14 +99,14 @@ class StoppedError(Exception):
 
 
 def stop_half_way(what: str, done: int, total: int) -> None:
-    """As the progress of a run, stop it half-way through rendering."""
+    """Stop a run half-way through rendering. The run takes this function as its `progress`."""
     if what == "Rendering" and done > total / 2:
         raise StoppedError
 
 
 @dataclasses.dataclass
 class Place:
-    """A folder with eight small inputs in `in`, each one unit, and methods that prepare them and run commands."""
+    """A folder with eight small inputs in `in`, each one unit of work, and methods that prepare them and run commands."""
 
     folder: Path
     tokenizers: dict[str, str]
@@ -121,7 +124,7 @@ class Place:
         return prepare(request, self.folder / name, workers=workers, **options)
 
     def assert_whole(self, request: Request) -> None:
-        """Assert that the corpus is that of an uninterrupted run, and that nothing else is left."""
+        """Assert that the corpus is that of an uninterrupted run, and that no work folder is left."""
         self.prepare(request, "fresh")
         assert digests(self.out) == digests(self.folder / "fresh")
         shutil.rmtree(self.folder / "fresh")

@@ -97,7 +97,7 @@ def _tool_result(value: Any) -> str:
 
 
 def olmo(record: dict[str, Any]) -> list[Run]:
-    """Return ChatML, with EOS at its end if the assistant speaks last."""
+    """Return ChatML. If the assistant speaks last, EOS replaces the last end of a turn."""
     runs = hf(record)
     if record["messages"][-1]["role"] == "assistant":
         runs[-2:] = [("<|endoftext|>", runs[-2][1])]
@@ -105,7 +105,7 @@ def olmo(record: dict[str, Any]) -> list[Run]:
 
 
 def hf(record: dict[str, Any]) -> list[Run]:
-    """Return ChatML, the chat template of the tokenizer in these tests. It does not trim the contents."""
+    """Return the text of ChatML, the chat template of the tokenizer in these tests. It does not trim the contents."""
     runs: list[Run] = []
     for message in record["messages"]:
         loss, role = by_assistant(message), message["role"].replace("toolresult", "tool")
@@ -138,7 +138,7 @@ REFERENCES: dict[str, Callable[[dict[str, Any]], list[Run]]] = {
 
 
 def save_tokenizers(folder: Path) -> dict[str, str]:
-    """Save a tokenizer for each template, and return its path: of Hugging Face for `olmo` and `hf`, else SentencePiece."""
+    """Save Hugging Face tokenizers for `olmo` and `hf`, and SentencePiece for the other templates. Return their paths."""
     spm, serialized = save_trained(folder, SPECIAL, 450), byte_level_json(SPECIAL)
     of_chats = {
         "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),

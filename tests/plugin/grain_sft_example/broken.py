@@ -1,4 +1,4 @@
-"""Classes that grain_sft has to refuse when a config names them: some derive from nothing, others raise a `KeyError`."""
+"""Entries that grain_sft refuses: of a wrong class, or with a constructor that raises, a wrong attribute or a wrong result."""
 
 import grain
 

@@ -1,4 +1,4 @@
-"""An example of a layout from outside of grain_sft: windows that overlap."""
+"""A layout of the plugin: windows that overlap."""
 
 import numpy as np
 

@@ -6,7 +6,7 @@ from grain_sft.layout.packing import PackedRows, PackingOptions
 
 
 def next_fit(lengths: np.ndarray, options: PackingOptions) -> PackedRows:
-    """Pack documents in their order; a document that does not fit begins the next row."""
+    """Pack documents in their order. A document that does not fit begins the next row."""
     ends, used, segments = [], 0, 0
     for number, length in enumerate(lengths.tolist()):
         if used + length > options.sequence_length or segments == options.max_segments:

@@ -1,4 +1,4 @@
-"""A transform of the example plugin, with options that are not integers."""
+"""A transform of the plugin, with options that are not integers."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ class MaskTokens(grain.transforms.Map):
     """A map that removes the loss of listed tokens, except in rows where more than `share` of the targets are listed.
 
     Args:
-      tokens: Lists of token ids. The key of a list is a name for it.
+      tokens: Lists of token ids, each with a name that the user chooses.
       share: Largest share of listed targets in a row, from 0 to 1.
     """
 

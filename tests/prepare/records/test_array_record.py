@@ -1,4 +1,4 @@
-"""ArrayRecord files: every record is read once, in each encoding and grouping, and a damaged file is refused."""
+"""Every record of an ArrayRecord file is read once, in each encoding and grouping. A damaged file is refused."""
 
 import base64
 import dataclasses
@@ -37,7 +37,7 @@ def texts(draw: random.Random, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, many_units, monkeypatch):
+def test_every_record_is_in_one_unit_with_all_options_of_the_writer(options, tmp_path, many_units, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 5000)  # so that some units have several chunks
     draw = random.Random(options)
     expected = [{"text": text} for text in texts(draw, 60)]
@@ -46,13 +46,13 @@ def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, 
     assert len(units_of(path)[1]) > 1
 
 
-def test_empty_records_are_records(tmp_path, many_units):
-    """A chunk takes at least one byte for each of its records."""
+def test_empty_records_are_read_as_empty_texts(tmp_path, many_units):
+    """Riegeli pads a chunk of empty records to one byte for each record."""
     for count, group in ((1, 1), (70_000, 30_000)):
         assert read(array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")) == [{"text": ""}] * count
 
 
-def test_examples_give_their_features(tmp_path):
+def test_tf_examples_are_read_as_their_features(tmp_path):
     records = [base64.b64decode(example["record"]) for example in EXAMPLES]
     found = read(array_record(tmp_path / "a.array_record", records))
     assert [record.pop("raw", None) for record in found] == [None, b"\xff\x00"] * 10
@@ -61,7 +61,7 @@ def test_examples_give_their_features(tmp_path):
 
 
 @pytest.mark.parametrize("place", [1, 150])
-def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
+def test_a_bad_tf_example_is_an_error_or_is_skipped(place: int, tmp_path: Path) -> None:
     records = [base64.b64decode(example["record"]) for example in EXAMPLES] * 10
     records[place] = b"\xff not an example"
     path = array_record(tmp_path / "a.array_record", records)
@@ -75,12 +75,12 @@ def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
     assert rejected["line"] == place + 1 and base64.b64decode(rejected["record_base64"]) == records[place]
 
 
-def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
+def test_json_objects_are_read_without_parsing_even_if_some_are_damaged(tmp_path):
     records = [b"{", *(json.dumps({"text": f"{n} é"}).encode() for n in range(150)), b"{"]
     assert read(array_record(tmp_path / "a", records)) == records
 
 
-def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_path):
+def test_records_are_texts_unless_most_of_the_first_ones_are_json_objects_or_tf_examples(tmp_path):
     mixed = [b"", b'{"text": "a program"}', b'{"a": 1}', b"\n\x05hello", b"[1]", b"{x}", EXAMPLES[0]["record"].encode()]
     expected = [{"text": record.decode()} for record in mixed]
     assert read(array_record(tmp_path / "a", mixed)) == expected
@@ -88,15 +88,15 @@ def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_
     assert read(array_record(tmp_path / "a", [b"a", b"\xff"])) == [{"text": "a"}, {"text": b"\xff"}]
 
 
-def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
+def test_an_empty_file_and_two_files_in_one_are_refused(tmp_path):
     path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
-    for data in (b"", path.read_bytes() * 2):  # the last offsets are those of the second copy alone
+    for data in (b"", path.read_bytes() * 2):  # the joined file ends with the offsets of only one copy
         path.write_bytes(data)
         with pytest.raises(CorpusFileError, match=r"a\.array_record: (byte \d+: |ends without)"):
             read(path)
 
 
-def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path):
+def test_a_file_in_a_bucket_may_be_replaced_by_one_of_equal_size(client, tmp_path):
     """Both files have the same size, a multiple of 64 KiB. The cached footer of the first must not be used for the second."""
     url = "gs://bucket/replaced.array_record"
     for count, group in ((6, 2), (9, 3)):
@@ -105,7 +105,7 @@ def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path)
         assert read(url) == [{"text": record.decode()} for record in records]
 
 
-def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, many_units, monkeypatch):
+def test_only_the_chunks_of_a_unit_are_read_from_a_file_in_a_bucket(client, tmp_path, many_units, monkeypatch):
     draw = random.Random(4)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "a", [record["text"].encode() for record in expected], "group_size:2,uncompressed")

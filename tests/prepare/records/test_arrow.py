@@ -1,4 +1,4 @@
-"""Tests of reading Arrow files and streams: each row is one record, and a damaged file is an error that names it."""
+"""Each row of an Arrow file or stream is read as one record. The error of a damaged file names it."""
 
 import functools
 import gzip
@@ -35,7 +35,7 @@ file = functools.partial(stream, new="new_file")
 
 
 @pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
-def test_a_dataset_that_datasets_saved_gives_its_rows(folder, name):
+def test_the_rows_of_a_dataset_saved_by_hugging_face_datasets_are_read(folder, name):
     rows = json.loads((GOLDEN / "rows.json").read_text())[name]
     expected = [{key: value for key, value in row.items() if value is not None} for row in rows]
     assert [raw for _, _, raw in inputs.all_records([[str(GOLDEN / folder)]])] == expected
@@ -74,7 +74,7 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
         assert [raw["text"] for _, raw in read(path)] == words
 
 
-def test_rows_that_are_not_records_are_an_error(tmp_path):
+def test_rows_that_cannot_become_records_are_an_error(tmp_path):
     date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
     for columns, names, message in (
         ([["a"], date], ["text", "date"], "date value out of range"),

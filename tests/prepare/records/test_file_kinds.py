@@ -1,4 +1,4 @@
-"""`prepare` reads every shape of records (such as ShareGPT) from every kind of file (such as Parquet) as the same documents."""
+"""`prepare` makes the right documents of every shape of record (such as ShareGPT) in every kind of file (such as Parquet)."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ def text_of(draw: random.Random, letters: str) -> str:
 
 
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
-    """Check that each document is its conversation, with loss on all answers, or on the last one of "messages in two"."""
+    """Check that each document is its conversation. All answers take loss; in "messages in two", only the last one does."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():
         number = document.source[1]
@@ -132,7 +132,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_file_without_records_has_none(kind, tmp_path):
+def test_a_file_without_records_gives_no_records(kind, tmp_path):
     path = tmp_path / f"a.{kind}"
     path.write_bytes(DAMAGED[kind]([]))
     assert read_all(path) == []
@@ -140,7 +140,7 @@ def test_a_file_without_records_has_none(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", DAMAGED)
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.heavy)])
-def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(kind, cases, tmp_path, many_units):
+def test_a_cut_file_and_a_flipped_bit_give_an_error_or_the_same_records(kind, cases, tmp_path, many_units):
     """Parquet and Arrow have no checksums, so a flipped bit may change a record there, but not the number of records."""
     draw, path, refused = random.Random(kind), tmp_path / f"a.{kind}", 0
     whole = DAMAGED[kind]([{"text": f"a text {draw.random()}"} for _ in range(40)])
@@ -196,7 +196,7 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
 
 
 def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, many_units, monkeypatch):
-    """They also report the same bad records, each with its file and its number in the file."""
+    """Processes and Beam also report the same bad records, each with its file and its number in the file."""
     monkeypatch.setattr(inputs, "MAX_BLOCKS", 8)  # so that some units of work have several row groups
     draw = random.Random(11)
     paths, bad = [], []
@@ -249,7 +249,7 @@ def test_many_small_texts_are_rendered_together_and_keep_their_sources(spm: Path
     assert [(entry["file"], entry["line"]) for entry in rejected_of(tmp_path / "out")] == [(names[200], 1)]
 
 
-def test_lines_above_the_range_of_uint32_keep_their_numbers(tmp_path: Path) -> None:
+def test_line_numbers_above_the_range_of_uint32_are_kept(tmp_path: Path) -> None:
     chunks, lines = Chunks(str(tmp_path), "key"), [3, 2**32 + 5]
     for number, line in enumerate(lines):
         made = Contents([(line, 0, 1, 1, 0, 0)], [np.array([7], np.uint32)], [np.ones(1, np.bool_)])

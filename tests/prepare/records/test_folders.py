@@ -34,7 +34,7 @@ IGNORED = [
 ]  # fmt: skip
 
 
-def test_a_folder_means_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
+def test_a_folder_means_its_files_of_records_but_not_its_texts_or_hidden_folders(tmp_path, monkeypatch, client):
     files_in(tmp_path, [*TREE, *IGNORED])
     monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
     assert named(tmp_path) == named(f"{tmp_path}/") == sorted(f"{tmp_path}/{name}" for name in TREE)
@@ -106,12 +106,12 @@ def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
         named(tmp_path / "data")
 
 
-def test_a_dataset_of_several_splits_names_them(tmp_path):
+def test_the_error_of_a_dataset_with_several_splits_names_them(tmp_path):
     with pytest.raises(CorpusFileError) as error:
         named(SAVED)
     assert str(error.value) == f"{SAVED}: is a dataset with the splits train, test. Name one of them: {SAVED}/train"
     assert [Path(path).parent.name for path in named(str(error.value).rpartition(": ")[2])] == ["train", "train"]
-    for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # as Hugging Face, as TensorFlow
+    for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # of Hugging Face, of TensorFlow
         files_in(tmp_path, ["d-train.jsonl", "d-test.jsonl", "features.json"])
         (tmp_path / "dataset_info.json").write_text(json.dumps({"splits": splits}))
         with pytest.raises(CorpusFileError, match=r"has the splits train, test\. Name the files") as error:
@@ -127,7 +127,7 @@ def test_a_dataset_in_a_bucket_is_read_as_a_local_one(client):
     assert [each[1:] for each in there] == [each[1:] for each in here] and len({path for path, *_ in there}) == 2
 
 
-def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
+def test_caches_in_the_folder_of_a_saved_dataset_are_not_read(tmp_path):
     """`map` and `filter` leave caches in the folder from which their dataset was loaded. These are not part of the dataset."""
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     (folder / "cache-1f0b9a.arrow").write_bytes((folder / "data-00000-of-00002.arrow").read_bytes())
@@ -146,7 +146,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
         ("{", "state.json: can't be read as a file of the library datasets"),
     ],
 )
-def test_a_saved_dataset_that_lacks_a_file_or_whose_state_is_wrong_is_an_error(tmp_path, state, expected):
+def test_a_saved_dataset_with_a_missing_file_or_a_wrong_state_is_an_error(tmp_path, state, expected):
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     if state is None:
         (folder / "data-00001-of-00002.arrow").unlink()

@@ -1,4 +1,4 @@
-"""Damaged lines are errors of `prepare` with the line's number, or are rejected and counted. No corpus is half made."""
+"""`prepare` stops at a damaged line and names its number, or rejects and counts it. It leaves no incomplete corpus."""
 
 import base64
 import copy
@@ -19,7 +19,7 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
-MUTANTS = 1600  # lines of each template
+MUTANTS = 1600  # changed lines for each template
 
 
 def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> bytes:
@@ -67,7 +67,7 @@ def check_stop(request: Request, out: Path, where: str) -> str:
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("template", ["primer", "episode_tool", "hf"])
-def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokenizers, tmp_path):
+def test_a_bad_line_stops_prepare_with_its_number_or_is_rejected(name, template, tokenizers, tmp_path):
     bad, expected = LINES[name]
     good = [GOOD % number for number in range(5)]
     path = written(tmp_path / "chats.jsonl", [*good[:2], b"", bad, *good[2:], bad])
@@ -119,7 +119,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def seeds(template: str) -> list[dict[str, Any]]:
-    """Return the valid records of a template that are changed to mutants."""
+    """Return the valid records of a template from which mutants are made."""
     kinds = {"openchat": hard_chats.openchat_chats, "episode_tool": hard_chats.tool_chats}
     return [record for record in kinds.get(template, hard_chats.chats)() if len(json.dumps(record)) < 5000]
 
@@ -145,7 +145,7 @@ def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: by
 
 
 @pytest.mark.parametrize("template", ["primer", "openchat", "episode", "episode_tool", "olmo", "hf"])
-def test_mutants_are_right_documents_or_are_rejected(template, tokenizers, tmp_path):
+def test_mutants_become_right_documents_or_are_rejected(template, tokenizers, tmp_path):
     draw = random.Random(template)
     records = seeds(template)
     accepted = refused = 0

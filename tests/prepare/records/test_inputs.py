@@ -115,7 +115,7 @@ def test_a_text_is_one_document(tmp_path: Path, compression: str, name: str) -> 
 
 
 @ANY
-def test_files_without_records_have_none(tmp_path: Path, compression: str) -> None:
+def test_files_without_records_give_no_records(tmp_path: Path, compression: str) -> None:
     for data in (b"\n \n", b"[]", b" [ \n] \n", *([] if compression else [b""])):
         assert read_all(written(tmp_path / "a", COMPRESS[compression](data))) == []
 
@@ -160,7 +160,7 @@ def test_a_damaged_array_is_an_error(tmp_path: Path, compression: str, data: byt
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 @pytest.mark.parametrize("spread", [False, True], ids=["arrays, one a line", "objects over many lines"])
-def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path, spread: bool) -> None:
+def test_the_command_in_an_error_makes_a_file_that_is_read(tmp_path: Path, spread: bool) -> None:
     path, turns = tmp_path / "a b.jsonl", [{"role": "user", "content": "x"}]
     path.write_text(json.dumps({"messages": turns}, indent=2) * 2 if spread else f"{json.dumps(turns)}\n" * 2)
     with pytest.raises((RecordError, CorpusFileError)) as error:
@@ -171,7 +171,7 @@ def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path, 
     assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 2
 
 
-def test_a_window_over_the_limit_is_not_called_damage(tmp_path: Path) -> None:
+def test_a_zstd_window_over_the_limit_is_not_called_damage(tmp_path: Path) -> None:
     frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(20)  # no content size; a window of 2^31 bytes
     with pytest.raises(CorpusFileError, match=r"byte 0 \(zstd: .*memory.*smaller window if it takes too much"):
         read_all(written(tmp_path / "b.jsonl.zst", frame))
@@ -187,7 +187,7 @@ def test_a_bad_element_is_a_record_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "named"), [(b"{\n", "a:2: a line of"), (b"[1, ", "a:2: a record of"), (b"", "a.txt: a text of")]
 )
-def test_a_record_that_is_too_long_is_named(tmp_path, monkeypatch, compression, start, named):
+def test_the_error_of_a_record_that_is_too_long_names_it(tmp_path, monkeypatch, compression, start, named):
     monkeypatch.setattr(text_files, "MAX_RECORD", 1000)
     monkeypatch.setattr(decompression, "BLOCK", 100)
     monkeypatch.setattr(inputs, "BLOCK", 100)

@@ -1,4 +1,4 @@
-"""Schemas of records: which records each schema reads, and which errors it raises for the others."""
+"""Each schema reads its records as conversations. The error of any other record names the mistake and its place."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def messages(*extra: object) -> dict:
 @pytest.mark.parametrize("more", METADATA)
 @pytest.mark.parametrize("messages", ["chat", "messages"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_turns_are_read_in_every_spelling_whatever_metadata_is_there(shape, messages, more):
+def test_turns_are_read_in_every_spelling_with_any_metadata(shape, messages, more):
     assert parse_record(SHAPES[shape] | more, messages=messages) == Conversation(TALK)
     assert parse_record(more | SHAPES[shape], messages=messages) == Conversation(TALK)
 
@@ -78,7 +78,7 @@ def test_a_system_text_beside_the_turns_is_read(record, messages):
         assert parse_record(record | {"system": ""}).system is None
 
 
-def test_sharegpt_turns_have_weights_and_records_have_tools():
+def test_weights_of_sharegpt_turns_and_tools_of_records_are_read():
     turns = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a", "weight": 0}]
     assert parse_record({"conversations": turns}).messages[1] == Message("assistant", "a", 0.0)
     for tools in ([{"name": "f"}], '[{"name": "f"}]', "", None):
@@ -118,7 +118,7 @@ WRONG_MESSAGES = [
 """Wrong records, each with parts of the error of the strict schema `messages`."""
 
 
-def test_chats_keep_further_keys_for_the_templates():
+def test_messages_of_chats_keep_other_keys_for_the_templates():
     text = {"role": "assistant", "content": [{"type": "text", "text": "a"}], "weight": 0}
     kept = {"content": None, "loss": 2.75, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     call = {"role": "assistant", **kept}
@@ -194,7 +194,7 @@ def test_an_error_of_a_schema_names_the_mistake_and_its_place(schema, record, pa
     assert all(part in str(error.value) for part in parts), error.value
 
 
-def test_episodes_have_a_system_text():
+def test_the_system_text_of_an_episode_is_read():
     record = {"system": "be kind", "context": "episode_id: 7, language: en", "messages": TURNS[1:], "_meta": {"a": 1}}
     found = parse_record(record, "episode")
     assert (found.system, len(found.messages)) == ("be kind", 2)
@@ -229,7 +229,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("record", "expected"), UNKNOWN)
-def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, expected):
+def test_the_error_of_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, expected):
     with pytest.raises(RecordError) as error:
         parse_record(record)
     text = str(error.value)
@@ -239,7 +239,7 @@ def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, ex
     assert parse_record(record, words[1]) == expected
 
 
-def test_an_unknown_record_without_a_known_word_names_the_option():
+def test_the_error_of_a_record_without_known_keys_names_the_option_schema():
     turns = [{"role": "user", "content": "x"}]
     for record in ({}, {"a": "x", "b": "y"}, {"a b": turns}, {5: turns}, {5: "x"}, {"list": [{"role": "bot"}]}):
         with pytest.raises(RecordError, match="--schema prompt_completion:prompt=KEY,completion=KEY"):
@@ -257,7 +257,7 @@ WRONG_SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "message"), WRONG_SCHEMAS)
-def test_the_mistake_in_a_wrong_schema_is_named(schema, message, capsys):
+def test_the_error_of_a_wrong_schema_names_the_mistake(schema, message, capsys):
     with pytest.raises(PrepareError, match=re.escape(message)):
         check_schema(schema)
     with pytest.raises(SystemExit):
@@ -265,7 +265,7 @@ def test_the_mistake_in_a_wrong_schema_is_named(schema, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_key_may_become_two_and_tools_keep_their_keys():
+def test_a_schema_may_read_one_key_as_two_and_leaves_the_keys_of_tools():
     assert parse_record({"text": "x"}, "prompt_completion:prompt=text,completion=text").messages[1].content == "x"
     record = {"messages": [{"name": "user", "content": "u"}], "tools": [{"name": "f"}]}
     assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)

@@ -37,7 +37,7 @@ WRONG_JSON = [
 
 
 @pytest.mark.parametrize(("line", "parts"), WRONG_JSON)
-def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
+def test_the_error_of_a_line_that_is_not_strict_json_names_the_mistake(line, parts):
     with pytest.raises(RecordError) as error:
         parse_json(line)
     message = str(error.value)
@@ -56,7 +56,7 @@ def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
         (b' {"a": 0}\r\n', {"a": 0}),
     ],
 )
-def test_json_that_is_fine_is_read(line, value):
+def test_strict_json_is_read(line, value):
     assert parse_json(line) == value
 
 
