@@ -29,9 +29,9 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
     """Return a corpus of documents of `lengths`, each ending with its only EOS.
 
     Args:
-      kind: "plain" is raw files of `part` documents. "parts" is format olmo, with masks, in parts of `part` tokens, whose ends
-        cut documents. "episodes" is shards of `part` documents, with weights.
-      outside: Number of tokens that belong to no document, after the last EOS of each file or before each episode.
+      kind: "plain" is raw files of `part` documents. "parts" is format olmo, with masks, in files of `part` tokens that cut
+        documents. "episodes" is shards of `part` documents, with weights.
+      outside: Number of tokens that belong to no document, after the last EOS of each raw file or before each episode.
     """
     random, count = np.random.default_rng(seed), len(lengths)
     tokens = [np.append(random.integers(3, 500, length - 1), EOS) for length in lengths]

@@ -1,4 +1,4 @@
-"""Wrong arguments of layouts, and numbers of rows that don't exist, are errors that say what was expected."""
+"""Wrong arguments of layouts, and row numbers that don't exist, are errors that say what was expected."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, o
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, MegatronGptLayout, OlmoVslLayout, PairsLayout])
-def test_a_path_in_the_place_of_a_corpus_is_an_error(layout):
+def test_a_path_instead_of_a_corpus_is_an_error(layout):
     with pytest.raises(WrongTypeError, match=r"corpus is .*expected the result of open_corpus"):
         layout("corpus", 512)
 
@@ -68,7 +68,7 @@ def test_an_option_of_a_wrong_type_is_an_error(corpus, name):
         MegatronGptLayout(corpus, 5, **{name: 1j})
 
 
-def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
+def test_the_error_quotes_the_first_part_of_a_long_line_of_a_file_of_document_numbers(corpus, tmp_path):
     (tmp_path / "list.txt").write_text("a" * 10**5)
     with pytest.raises(RowIndexError, match=r"^'a{197}\.\.\.' is not a document number"):
         documents_named_in([WindowLayout(corpus, 5)], [str(tmp_path / "list.txt")])

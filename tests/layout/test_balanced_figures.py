@@ -24,7 +24,7 @@ def drawn_lengths(median, capacity):
 
 
 def planned(algorithm, lengths, capacity):
-    """Return the rows of a packing, and the least processor time of three runs in seconds."""
+    """Return the rows of a packing, and the least processor time in seconds of three calls."""
     seconds = []
     for _ in range(3):
         begin = time.process_time()

@@ -39,7 +39,7 @@ def assert_same_rows(found, expected):
 
 
 def make(tmp_path, kind):
-    """Return a corpus of a kind of `KINDS`."""
+    """Return a corpus of `kind`, one of `KINDS`."""
     docs = documents(120, longest=90, weights=kind == "weights")
     if kind == "primer":
         return open_corpus(write_primer(tmp_path / kind, docs))
@@ -94,7 +94,7 @@ def test_written_rows_are_the_packed_rows(tmp_path, monkeypatch, kind, options, 
 @pytest.mark.parametrize("kind", ["plain", "masks"])
 @pytest.mark.parametrize("at, value", [(0, 1 << 20), (0, -1), (0, -(1 << 62)), (1, 0), (1, -5), (1, 1 << 20)])
 def test_segments_that_end_outside_of_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
-    """Each read sets the end of segment number `at` in the file to `value`."""
+    """Each read returns `value` as the end of segment number `at`."""
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
     materialize(PackedLayout(make(tmp_path, kind), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
@@ -110,11 +110,12 @@ def test_segments_that_end_outside_of_their_row_are_an_error(tmp_path, monkeypat
         ShiftTargets().read(source, np.array([0, 1]))
 
 
-def test_a_segment_that_the_index_ends_after_its_row_is_an_error(tmp_path):
+def test_an_index_entry_that_ends_after_its_row_is_an_error(tmp_path):
     np.tile(np.array([3] * 9 + [2], np.uint32), 600).tofile(tmp_path / "tokens.npy")
     materialize(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=2), LENGTH), tmp_path / "rows")
     path = tmp_path / "rows" / "documents_0000.idx"
-    entries = np.fromfile(path, "<u8").reshape(-1, 2)  # entry 300 is not in the hashed ends of the file
+    entries = np.fromfile(path, "<u8").reshape(-1, 2)
+    # The fingerprint hashes the start and the end of the file, and not entry 300.
     entries[300, 1] += LENGTH
     entries.tofile(path)
     rows = opened(tmp_path / "rows").layout
@@ -153,15 +154,15 @@ def test_any_range_of_tokens_can_be_read_and_laid_out_in_rows_of_other_lengths(w
         begin = span.start + sum(each.num_tokens for each in corpus.shards[: span.shard])
         np.testing.assert_array_equal(windows[row]["tokens"], tokens[begin : begin + 96])
     again = PackedLayout(corpus, 200, long_documents="fragment")
-    for lengths in (1, 1 << 30):  # rows are read one after another, then all pieces at once
+    for one_by_one in (True, False):  # rows are read one after another, then all pieces at once
         source = NpyDataSource(again)
-        source._segment_reader = SegmentReader(again, source._reader, False) if lengths == 1 else None
+        source._segment_reader = SegmentReader(again, source._reader, False) if one_by_one else None
         for row in range(0, len(again), 3):
             expected = np.concatenate([corpus.document(span.document).tokens for span in again.spans(row)])
             np.testing.assert_array_equal(source[row]["tokens"][: len(expected)], expected)
 
 
-def test_a_batch_opens_no_more_files_than_it_may(written, layout, monkeypatch):
+def test_max_open_files_bounds_the_open_files_of_a_batch(written, layout, monkeypatch):
     found = MaterializedLayout(open_corpus(written))
     assert len(found.corpus.shards) > 20
     seen, preadv = [], os.preadv
@@ -232,7 +233,7 @@ def test_a_document_found_by_eos_alone_has_the_source_of_its_first_token(tmp_pat
     assert same.documents is corpus.documents and same.sources.tolist() == corpus.sources.tolist()
 
 
-def test_rows_of_another_length_than_a_config_states_are_refused(written):
+def test_a_config_with_another_sequence_length_than_that_of_the_rows_is_refused(written):
     with pytest.raises(LayoutError, match="sequence_length=32: the rows were written with 64"):
         load(sections(written, 32, layout="materialized"))
 

@@ -16,7 +16,7 @@ GOLDEN = golden_values("megatron_samples.json")["blends"]
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])
 @pytest.mark.parametrize("name", BLENDS)
 def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
-    """`blend` guesses the start of each block of samples, and corrects the guess in STEPS steps. With 0 steps, it does not."""
+    """`blend` guesses the counts before each block, and corrects them in STEPS steps. With 0 steps, more blocks run again."""
     monkeypatch.setattr(blending, "STEPS", steps)
     found = blend(normalized(BLENDS[name]), BLEND_SIZE)
     indices = found.numbers_of(np.arange(BLEND_SIZE))
@@ -25,7 +25,7 @@ def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 40))])
-def test_a_blend_equals_the_choice_of_one_sample_after_the_other(seed):
+def test_a_blend_equals_a_loop_over_all_samples(seed):
     """The weights are random, small integers or powers of 2. The last two kinds give ties."""
     random = np.random.default_rng(seed)
     datasets, size = int(random.choice([1, 2, 5, 20, 90])), int(random.integers(2_000, 9_000))

@@ -13,7 +13,6 @@ from grain_sft.layout import MegatronGptLayout
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
 RUNS = {system: (runs() | maxtext_runs())[name] for system, name in KEPT.items()}
 
 
@@ -21,7 +20,7 @@ RUNS = {system: (runs() | maxtext_runs())[name] for system, name in KEPT.items()
 def index(tmp_path, system):
     """A copy of the golden indices of `system`. The token files are next to this folder."""
     write_prefixes(tmp_path)
-    return Path(shutil.copytree(GOLDEN / system, tmp_path / "index"))
+    return Path(shutil.copytree(Path(__file__).parents[1] / "golden/megatron_cache" / system, tmp_path / "index"))
 
 
 def layout_of(index, system, **options):
@@ -64,7 +63,7 @@ def change(kind, at, value):
 
 
 def change_bytes(change):
-    """Return a function that replaces the bytes of the file of the shuffle by `change(bytes)`."""
+    """Return a function that replaces the bytes of the shuffle's file with `change(bytes)`."""
 
     def changed(index):
         path = next(index.glob("*shuffle_index.npy"))
@@ -84,18 +83,18 @@ def duplicate_index(index):
 WRONG_INDICES = {  # function that damages the index, options of the layout, message
     "document twice": (change("document", 0, 5), {}, "document_index.npy: does not hold each of 60 documents 2 times"),
     "no such document": (change("document", 0, 99), {}, "document_index.npy: does not hold each of 60 documents"),
-    "offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),
+    "wrong offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),
     "sample twice": (change("shuffle", 0, 1), {}, "shuffle_index.npy: does not hold sample"),
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
     "cut short": (change_bytes(lambda data: data[:200]), {}, "shuffle_index.npy: can't be read"),
     "damaged header": (change_bytes(lambda data: data.replace(b":", b"#", 2)), {}, "shuffle_index.npy: can't be read"),
-    "two": (duplicate_index, {}, "each fits .*Keep the one"),
+    "two indices": (duplicate_index, {}, "each fits .*Keep the one"),
     "other samples": (None, {"num_samples": 400}, "document_index.npy .360.*1 indices have this path and seed"),
     "other length": (None, {"sequence_length": 8}, "no index of"),
     "other seed": (None, {"seed": 5}, "no index of .*0 indices have this path and seed"),
     "no extra token": (None, {"add_extra_token_to_sequence": False}, "(sample_index.npy: sample|no index of)"),
     "remote": (None, {"index_dir": "gs://bucket/index"}, "read from a local folder. Copy it"),
-    "nothing": (lambda index: [path.unlink() for path in index.iterdir()], {}, "holds no .-document_index.npy"),
+    "empty folder": (lambda index: [path.unlink() for path in index.iterdir()], {}, "holds no .-document_index.npy"),
 }
 
 
@@ -140,7 +139,7 @@ WRONG_BLENDS = {
     "no weights": (describe_no_weights, {}, r"description.txt: can't be read as a description"),
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
-    "two": (duplicate_blend, {}, "each fits the weights .*Keep the one"),
+    "two blends": (duplicate_blend, {}, "each fits the weights .*Keep the one"),
 }
 
 

@@ -20,7 +20,7 @@ MAXTEXT_GOLDEN = golden_values("maxtext/mmap.json")["cases"] | golden_values("ma
 RUNS = megatron_corpora.runs()
 MAXTEXT_RUNS = megatron_corpora.maxtext_runs() | megatron_corpora.split_runs()
 SHUFFLED_RUNS = megatron_corpora.shuffled_runs()
-# Keys of runs that are not options of their layouts.
+# Keys of runs that are not options of layouts.
 NOT_OF_LAYOUTS = ("blend", "split", "subset", "epochs", "hosts", "rows")
 EIGHT_ROWS = {"seed": 0, "global_batch_size": 8, "epochs": 1}
 
@@ -81,9 +81,6 @@ def test_rows_are_those_of_maxtext(folder, name):
     assert {"samples": golden["samples"], **hashes_of([batch])} == golden
 
 
-SHUFFLED_GOLDEN = golden_values("maxtext/mmap_shuffled.json")["cases"]
-
-
 @pytest.mark.parametrize("name", SHUFFLED_RUNS)
 def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
     run, found = SHUFFLED_RUNS[name], []
@@ -94,7 +91,7 @@ def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
         pipeline = load(config, host=Host(host, run["hosts"]))
         batches = [pipeline[step] for step in range(len(pipeline))]
         found.append({"batches": len(batches), **hashes_of(batches)})
-    assert found == SHUFFLED_GOLDEN[name]
+    assert found == golden_values("maxtext/mmap_shuffled.json")["cases"][name]
 
 
 def test_blends_that_need_more_samples_than_exist_are_refused_as_by_megatron_core(folder):
@@ -118,7 +115,7 @@ STEPS_OF_RUNS = [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"ord
 
 
 @pytest.mark.parametrize(("sampler", "steps"), STEPS_OF_RUNS)
-def test_a_run_reads_each_row_once_by_default(folder, sampler, steps):
+def test_a_run_has_one_epoch_unless_its_sampler_states_epochs_or_an_order(folder, sampler, steps):
     """A second epoch would repeat the same rows in the same order. `num_samples` sets how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
     assert load(config).sampler.num_steps == steps
@@ -174,7 +171,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "layout", "message"), WRONG.values(), ids=WRONG)
-def test_options_that_make_no_layout_are_errors(folder, name, layout, message):
+def test_wrong_options_are_errors(folder, name, layout, message):
     with pytest.raises(GrainSftError, match=message):
         loaded(folder, name, **layout)
 
@@ -183,7 +180,7 @@ RESETS = ("reset_attention_mask", "reset_position_ids")
 
 
 @pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
-def test_runs_with_resets_pass_verify_and_agree_with_trace_and_inspect(folder, tmp_path, capsys, resets):
+def test_runs_with_resets_pass_verify_and_have_the_figures_of_trace_and_inspect(folder, tmp_path, capsys, resets):
     config = config_of(folder, RUNS[BLEND] | dict.fromkeys((*resets, "eod_mask_loss"), True), sampler=EIGHT_ROWS)
     assert main(["verify", str(write_config(tmp_path / "run.json", config)), "--full"]) == 0, capsys.readouterr().out
     pipeline = load(config)

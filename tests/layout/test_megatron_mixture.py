@@ -1,4 +1,4 @@
-"""A mixture of an OLMo mix, a Megatron blend and an SFT corpus resumes, is traced, and works in all commands."""
+"""A mixture of an OLMo mix, a Megatron blend and an SFT corpus can be resumed, traced, verified and inspected."""
 
 import pickle
 
@@ -56,6 +56,6 @@ def test_a_config_of_sources_with_different_layouts_must_state_transforms(config
     assert "lacks the key 'transforms', and the layouts of its sources" in error_of(config)
 
 
-def test_worker_processes_open_the_indices_anew(config):
+def test_a_pickled_blend_is_small_and_opens_its_indices_again(config):
     layout = load(config).source.layout.parts["blend"]
     assert len(pickle.dumps(layout)) < 20_000 and repr(pickle.loads(pickle.dumps(layout))) == repr(layout)

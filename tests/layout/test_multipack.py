@@ -22,7 +22,7 @@ SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
     ids=lambda value: getattr(value, "name", f"loop up to {value} rows"),
 )
 def test_batches_are_openchats(case, few, monkeypatch):
-    """Rows are compared by the lengths of their documents. If no two lengths are equal, also document by document, in order.
+    """Rows are compared by the lengths of their documents. If no lengths are equal, the documents of rows are compared too.
 
     Batches of up to `few` rows are filled by a loop, and larger batches by a tree.
     """

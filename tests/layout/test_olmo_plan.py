@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_plan_whatever_cpu_reads_it(made):
     assert spans == expected and set(spans) == set(range(layout.statistics["documents"]))
 
 
-def test_another_process_opens_the_same_plan_and_refuses_a_changed_one(made):
+def test_a_pickle_opens_the_same_plan_and_refuses_a_changed_one(made):
     layout = read(made)
     assert "plan='sha256:" in repr(layout)
     path = plan_file(made[1], "documents-by-instance")
@@ -170,7 +170,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_the_boundary_files_of_a_plan_end_a_document_at_the_end_of_each_part(tmp_path, url):
+def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path, url):
     """OLMo-core reads boundary files in a bucket, or with `use_array_if_local=False`. Then each part ends a document."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []
@@ -197,7 +197,7 @@ def test_the_boundary_files_of_a_plan_end_a_document_at_the_end_of_each_part(tmp
     assert layout.statistics | expected == layout.statistics
 
 
-def test_fragments_are_checked_piece_by_piece(tmp_path):
+def test_a_plan_of_fragments_that_lacks_or_repeats_tokens_is_refused(tmp_path):
     np.array([5, 6, 7, 8, 9, 10, EOS, 4, EOS], np.uint16).tofile(tmp_path / "a.npy")
     corpus = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS)
     options = {"long_documents": "fragment", "cache_dir": tmp_path / "cache"}

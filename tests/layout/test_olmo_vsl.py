@@ -114,7 +114,7 @@ def test_wrong_options_are_refused(config_of, place, value, sentence):
         load(put(config_of(RUNS[0]), place, value))
 
 
-def test_a_curriculum_of_rows_of_one_length_and_a_mixture_of_several_lengths_are_refused(config_of):
+def test_a_curriculum_for_rows_of_one_length_and_a_mixture_with_rows_of_several_are_refused(config_of):
     config = config_of(RUNS[0])
     with pytest.raises(ConfigError, match=r"sampler.curriculum is for rows of several lengths"):
         load(config | {"layout": {"kind": "windows", "sequence_length": 64}})
@@ -136,6 +136,6 @@ def test_impossible_buckets_are_refused(buckets, sentence):
         CurriculumSampler(buckets, global_batch_size=4, seed=0)
 
 
-def test_a_curriculum_before_its_first_row_continues_at_its_first_step():
+def test_a_curriculum_that_continues_after_no_rows_begins_at_its_first_step():
     fresh = CurriculumSampler([(4, 8), (8, 8)], global_batch_size=4, seed=0)
     assert fresh.continued({}).rows(1).tolist() == fresh.rows(1).tolist()

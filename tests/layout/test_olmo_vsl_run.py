@@ -1,4 +1,4 @@
-"""Tests of runs whose rows have several lengths (layout olmo_vsl): hosts, traces, stages, amendments, figures, commands."""
+"""Runs whose rows have several lengths (layout olmo_vsl) can be resumed, traced, staged, amended, compared and reported."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def pipeline(config):
     return load(config)
 
 
-def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
+def test_hosts_and_resumed_iterators_read_the_same_batches(config, pipeline):
     begin = pipeline.sampler.steps_per_epoch - 3
     assert_one_run(lambda host: load(config, host=host), range(begin, begin + 6), [1, 2, 4])
 
@@ -37,14 +37,14 @@ def test_a_late_step_of_an_endless_run_is_read_without_the_earlier_steps(config,
 
 
 @pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"]])
-def test_a_trace_lists_what_hosts_read(config, transforms):
+def test_a_trace_lists_the_rows_that_hosts_read(config, transforms):
     steps = range(40, 48)
     hosts = [load(config | {"transforms": transforms}, host=Host(index, 2)) for index in range(2)]
     assert_is_traced(trace(hosts[0], steps), hosts, steps)
 
 
 @pytest.mark.parametrize("steps", [[7, 30, 5], [7, 90, 5]])
-def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
+def test_stages_with_the_same_batches_continue_one_run(config, pipeline, steps):
     """A stage with other batches, such as those of another curriculum, may begin only at the start of an epoch."""
     # The filter is in the first and in the last of the three stages.
     transforms = (["ngram_filter", "shift_targets"][number % 2 :] for number in range(3))
@@ -85,7 +85,7 @@ def test_batch_sizes_count_the_rows_of_each_step(pipeline, config):
         assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}
 
 
-def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, config):
+def test_checkpoint_tables_and_reports_count_tokens_and_a_difference_has_its_first_step(pipeline, config):
     table = checkpoint_table(pipeline, 40)
     assert table["tokens"] == [step * 512 for step in table["step"]]
     assert table["rows"] == [pipeline.sampler.batch_sizes.before(step) for step in table["step"]]

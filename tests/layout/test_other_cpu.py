@@ -1,6 +1,6 @@
-"""`ties="numpy:avx2"` replays the rows that OLMo-core makes on a CPU with AVX2. There are such values for other CPUs too.
+"""`ties="numpy:avx2"` replays the rows that OLMo-core makes on a CPU with AVX2. Other values name other CPUs.
 
-OLMo-core sorts documents by length with numpy. In which order numpy leaves equal lengths depends on the CPU's instructions.
+OLMo-core sorts documents by length with numpy. The order of equal lengths depends on the CPU's instructions.
 """
 
 import json
@@ -34,7 +34,7 @@ def golden_of(variant: str, case) -> dict:
 
 @pytest.mark.parametrize("case", [case for case in PACKED_CASES if case.has_ties], ids=lambda case: case.name)
 @pytest.mark.parametrize("variant", numpy_sort.SORTS)
-def test_every_row_is_the_row_that_olmo_core_makes_on_such_a_cpu(tmp_path, variant, case):
+def test_every_row_is_the_row_that_olmo_core_makes_on_the_named_cpu(tmp_path, variant, case):
     golden = golden_of(variant, case)
     # If this process sorts like `variant`, plain "numpy" has the same rows.
     for ties in (f"numpy:{variant}", *["numpy"] * (variant == numpy_sort.numpy_sort())):
@@ -112,7 +112,7 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
         (f"echo {np.__version__} AVX2 X86_V3", "was compiled for CPUs with AVX2"),
     ],
 )
-def test_a_process_that_can_not_sort_is_an_error(tmp_path, monkeypatch, script, message):
+def test_a_process_that_cannot_sort_is_an_error(tmp_path, monkeypatch, script, message):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)

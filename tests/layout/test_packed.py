@@ -22,11 +22,11 @@ KINDS = ("plain", "parts", "episodes")
 
 
 def assert_rows(made: Made, layout: PackedLayout) -> None:
-    """Check all that must be true of the rows of any packing of a corpus."""
+    """Check the properties that the rows of every packing of a corpus have."""
     source, length = NpyDataSource(layout), layout.sequence_length
     rows = source.read(range(len(layout)))
     begins: set[tuple[int, int]] = set()  # document and offset of each piece
-    sizes = collections.Counter[int]()  # tokens of all pieces of each document
+    sizes = collections.Counter[int]()  # number of tokens in the pieces of each document
     segments, with_multiples_of_3 = 0, []
     for row in range(len(layout)):
         pieces, expected = row_of_spans(made, layout, row)
@@ -97,7 +97,7 @@ def test_every_document_has_a_segment_of_its_own_or_is_counted_as_left_out(
             assert statistics["max_segments"] <= most
 
 
-def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_path):
+def test_with_boundaries_eos_boundary_files_are_ignored_and_parts_cut_documents(tmp_path):
     """OLMo-core looks for EOS file by file: tokens after the last EOS of a file are in no document."""
     made = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
     layout = PackedLayout(made.corpus, 32, boundaries="eos", cache_dir=tmp_path)

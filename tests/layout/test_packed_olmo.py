@@ -16,7 +16,7 @@ from grain_sft.layout.packing.numpy_sort import numpy_sort
 from grain_sft.storage import artifact
 
 GOLDEN = golden_values("packed_rows.json")["variants"]
-SOME = next(iter(GOLDEN.values()))  # any variant will do: the variants differ only where documents of one length tie
+SOME = next(iter(GOLDEN.values()))  # any variant: they differ only in ties between documents of equal length
 
 
 def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Path], list[Path]]) -> PackedLayout:
@@ -37,7 +37,7 @@ MASKED = [case for case in PACKED_CASES if case.mask and not case.has_ties]
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
-def test_documents_of_boundary_files_make_the_same_rows(tmp_path, case):
+def test_boundary_files_give_the_rows_that_eos_tokens_give(tmp_path, case):
     written = write_case(case, tmp_path)
     write_boundaries(case, written[0])
     corpus, options = open_case(case, tmp_path, written), packing_of(case) | {"bos_token_id": None}
@@ -99,13 +99,14 @@ def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp
 
 
 def test_an_invalid_plan_with_a_right_checksum_is_made_again(tmp_path):
-    case = PACKED_CASES[0]
-    layout = layout_of(case, tmp_path, "stable", write_case(case, tmp_path))
+    case, written = PACKED_CASES[0], write_case(PACKED_CASES[0], tmp_path)
+    layout = layout_of(case, tmp_path, "stable", written)
     (path,) = (tmp_path / "cache" / "plans").glob("*.arrays")
     expected = [layout.spans(row) for row in range(len(layout))]
     whole, depends = artifact.open_file(path)
     arrays = {name: np.array(array) for name, array in whole.items()}
     arrays["ends"][3] = -7
     artifact.save(path, depends, arrays)
-    again = PackedLayout(layout.corpus, case.sequence_length, cache_dir=tmp_path / "cache")
+    again = layout_of(case, tmp_path, "stable", written)
     assert [again.spans(row) for row in range(len(again))] == expected
+    assert artifact.open_file(path)[0]["ends"][3] == again.plans[0].ends[3]

@@ -120,7 +120,7 @@ def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, ca
     assert "a prompt holds the padding token itself" in caplog.text
 
 
-def test_tokens_and_padding_that_their_dtype_cannot_hold_are_not_wrapped():
+def test_tokens_and_padding_beyond_their_dtype_are_widened_or_refused():
     element = {"tokens": np.arange(6, dtype=np.uint16), "segment_ids": np.array([1, 1, 2, 2, 3, 0], np.int32)}
     batch = SplitPairs(2, 70_000).map(element)
     assert batch["rejected_ids"].tolist() == [4, 70_000] and batch["rejected_mask"].tolist() == [1, 0]
@@ -130,11 +130,11 @@ def test_tokens_and_padding_that_their_dtype_cannot_hold_are_not_wrapped():
         SplitPairs(2, 2**31)
 
 
-def test_damaged_files_are_named(tmp_path):
+def test_the_error_of_a_damaged_index_names_the_file(tmp_path):
     folder = write_pairs(tmp_path, make_pairs(20, 6), shards=1)
     index = folder / "train" / "shard_00000" / "pairs.idx"
     whole = index.read_bytes()
     for data, message in ((whole[:-8], "is not a multiple of 32"), (whole[:-8] + b"\xff" * 8, "damaged: pair 19")):
         index.write_bytes(data)
-        with pytest.raises(GrainSftError, match=message):
+        with pytest.raises(GrainSftError, match=f"{index}.*{message}"):
             PairsLayout(open_corpus(folder), 48)

@@ -1,4 +1,4 @@
-"""Tests of the cost of a row in attention, which is the sum of the squares of its segment lengths."""
+"""The cost of a row in attention is the sum of the squares of its segment lengths."""
 
 import numpy as np
 import pytest
