@@ -19,8 +19,8 @@ import numpy as np
 
 LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
-"""Meshes, which divide rows and columns over devices. With "over hosts", the second axis (such as the sequence) goes over the
-processes, and the rows over the devices of each process."""
+"""Meshes, which divide rows and columns over devices. With "over hosts", the second axis (such as the sequence) is divided over
+the processes, and the rows over the devices of each process."""
 BY_4 = ("data x sequence by 4", "data x sequence by 4 over hosts")  # for 8 devices
 
 
@@ -55,7 +55,7 @@ def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any =
 
 
 def check(printed: Any, expected: dict[int, Any], cases: Iterable[str], job: str = "") -> None:
-    """Assert that all processes printed the digests of the whole global batches for a job, in row order."""
+    """Assert that every process printed the digests `expected`, by step, in each of `cases` of a job."""
     for lines in printed:
         steps = [line for line in lines if line["job"] == job and "step" in line]
         for case in cases:
@@ -63,7 +63,7 @@ def check(printed: Any, expected: dict[int, Any], cases: Iterable[str], job: str
 
 
 def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
-    """Assert that all processes printed the digests of whole batches, whose columns are in the order of the job."""
+    """Assert that every process printed the digests of step 0 of each job, with the columns in the order of the job."""
     from grain_sft import Host, load
 
     for job in jobs:
@@ -125,7 +125,7 @@ def run_job(job: dict[str, Any]) -> None:
     def show(**line: Any) -> None:
         print(json.dumps({"job": job["name"], **line}), flush=True)
 
-    if LOCAL in job["cases"]:  # each process loads its rows, and JAX joins those of all
+    if LOCAL in job["cases"]:  # each process loads its rows, and JAX joins the rows of all processes
         pipeline, sharding = load(job["config"]), sharding_of("data")
         assert pipeline.sampler.host == Host(jax.process_index(), jax.process_count())
         put = functools.partial(jax.make_array_from_process_local_data, sharding)

@@ -45,7 +45,7 @@ BaseDataHooks.load_next_train_batch = printing_batches
 name = sys.argv[1]
 app.run(importlib.import_module(f"maxtext.trainers.post_train.{name}.train_{name}").main, sys.argv[1:])
 """
-"""MaxText's own command, which prints the hash of each batch."""
+"""Program text that runs MaxText's own command and prints the hash of each batch."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
@@ -59,7 +59,7 @@ def base_config(name):
 
 
 def distillation_config(folder, tokenizer, checkpoint):
-    """Write MaxText's config of a distillation with the weights of a checkpoint as its teacher; return its path."""
+    """Write a MaxText config of a distillation, and return its path. The teacher has the weights of `checkpoint`."""
     config = {"base_config": "post_train/distillation.yml", "student_overrides": {"model_name": "default"}} | MODEL
     config |= {"tokenizer_path": str(tokenizer), "tokenizer_type": "huggingface"}
     config["dataset_type"] = "olmo_grain"  # MaxText checks the teacher's config without the command line's keys

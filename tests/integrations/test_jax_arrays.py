@@ -21,7 +21,7 @@ from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
 from grain_sft.transforms import DropLastPosition
 
 LENGTH, BATCH, STEPS = 32, 8, 3
-DEVICES = 4  # of all processes together
+DEVICES = 4  # number of devices of all processes together
 
 
 def config(folder, **sampler):
@@ -103,7 +103,7 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
 
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_any_number_of_processes_goes_on_where_another_stopped(folder, pipeline, processes):
+def test_a_run_continues_on_another_number_of_processes(folder, pipeline, processes):
     state = None
     for number, count in enumerate((processes, *(other for other in (1, 2, 4) if other != processes))):
         job = job_of("", config(folder), CASES, STEPS) | ({"state": state} if state else {})
@@ -116,7 +116,7 @@ def test_any_number_of_processes_goes_on_where_another_stopped(folder, pipeline,
 @pytest.mark.processes
 @pytest.mark.parametrize(("processes", "loaders"), [(2, [0]), (2, [1]), (4, [1, 2]), (4, [3])])
 @pytest.mark.parametrize("num_rows", [BATCH, 2 * BATCH])
-def test_processes_that_do_not_load_get_rows_of_others(folder, pipeline, processes, loaders, num_rows):
+def test_processes_that_load_no_rows_get_them_from_the_loaders(folder, pipeline, processes, loaders, num_rows):
     job = job_of("", config(folder), CASES, STEPS, loaders=loaders, num_rows=num_rows)
     printed = run([job], processes, DEVICES // processes)
     check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
@@ -130,7 +130,7 @@ def sharding():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
-def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
+def test_batches_are_the_same_for_any_number_of_batches_made_ahead(pipeline, ahead):
     batches = GlobalBatches(pipeline, sharding(), start_step=4, ahead=ahead)
     taken = [next(batches) for _ in range(5)]  # a batch made ahead must not overwrite a kept one
     for step, batch in enumerate(taken, 4):
@@ -138,7 +138,7 @@ def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_the_next_batches_begin_before_they_are_requested(pipeline, ahead):
+def test_the_next_batches_are_begun_before_they_are_requested(pipeline, ahead):
     """After two batches, at least half of `ahead` further batches have begun, and never more than `ahead`."""
     prepared = queue.SimpleQueue()
     options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
@@ -165,14 +165,14 @@ def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
 
 
 @pytest.mark.parametrize("loaders", [None, [0]])
-def test_rows_after_the_batch_are_zero_and_arrays_keep_their_dtype_whoever_loads(pipeline, loaders):
+def test_rows_beyond_the_batch_are_zero_and_arrays_keep_their_dtypes(pipeline, loaders):
     options = {"loaders": loaders, "prepare": lambda step, block, batch: {**batch, "bool": batch["inputs"] > 0}}
     batch = next(GlobalBatches(pipeline, sharding(), num_rows=12, **options))
     assert_same({key: array[:8] for key, array in batch.items()}, {**pipeline[0], "bool": pipeline[0]["inputs"] > 0})
     assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
-def test_batches_whose_shape_changes_at_a_step(folder):
+def test_the_shape_of_the_batches_may_change_at_a_step(folder):
     lengthened = {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}}
     staged = load({**config(folder), "stages": [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]})
     scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]))
@@ -222,7 +222,7 @@ def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monke
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
     with pytest.raises(GrainSftError, match=r"GlobalBatches: sharding is Mesh.*expected NamedSharding"):
         GlobalBatches(pipeline, sharding().mesh)
-    monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # like a transform of a user that does not state it
+    monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # like a user's transform that does not state it
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), DropLastPosition()])
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*Remove"):
         next(GlobalBatches(cut, sharding()))
@@ -271,7 +271,8 @@ def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, write_
     share = 2 * 4 * length * tokens.itemsize // 4  # 2 steps of 4 rows, divided by 4 processes
     for lines in run(jobs, 4, 1):
         read = {(line["job"], line["case"]): line["read_bytes"] for line in lines if "read_bytes" in line}
-        assert not any(line.get("unchecked") for line in lines)  # also if a process reads only padding
+        # The check of the first batches ended, even in a process that read only padding.
+        assert not any(line.get("unchecked") for line in lines)
         assert len(read) == len(jobs) * len(cases)
         for (layout, _), count in read.items():  # layouts other than windows have padding, which is not read
             assert count <= 1.1 * share and (count >= share or layout != "windows"), read

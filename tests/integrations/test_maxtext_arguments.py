@@ -1,4 +1,7 @@
-"""Tests of `python -m grain_sft.integrations.maxtext`: arguments, checks and iterators, with modules that replace MaxText's."""
+"""`python -m grain_sft.integrations.maxtext` refuses wrong arguments and data, and continues at the step of the weights.
+
+Modules of these tests replace MaxText's.
+"""
 
 import contextlib
 import importlib.util
@@ -6,13 +9,13 @@ import json
 import sys
 import types
 
-import grain
 import jax
 import numpy as np
 import pytest
 from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
+from test_jax_arrays import RowSums
 
 from grain_sft import GrainSftError, Pipeline
 from grain_sft.integrations.checkpoint import RECORD, read_record
@@ -69,7 +72,7 @@ def test_a_wrong_argument_is_named_in_one_line_on_stderr(config, capsys, words, 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("maxtext") is not None, reason="maxtext is installed")
-def test_without_maxtext_the_extra_is_named(config, capsys):
+def test_without_maxtext_the_error_names_the_page_on_its_installation(config, capsys):
     assert main(["base.yml", f"grain_sft_config={config}"]) == 1
     assert "docs/maxtext.md" in capsys.readouterr().err
 
@@ -128,7 +131,7 @@ def maxtext_config(**changed):
     return types.SimpleNamespace(**shapes | options | changed)
 
 
-def test_options_under_which_a_step_is_not_a_batch_are_refused():
+def test_options_of_maxtext_with_which_a_step_is_not_a_batch_are_refused():
     check_trainer(maxtext_config())
     for key, value, advice in (
         ("dataset_type", "synthetic", "Remove the key"),
@@ -155,16 +158,11 @@ def test_stages_that_change_the_data_are_accepted_and_those_that_change_the_shap
         check(maxtext_config(), staged(layout={"sequence_length": 4}))
 
 
-class Lengths(grain.transforms.Map):
-    def map(self, element):
-        return {**element, "length": (element["inputs"] > 0).sum(axis=-1)}  # one value for each row
-
-
 def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches(config):
     assert [TRAINERS[name].step_after(4) for name in ("pre_train", "sft")] == [5, 4]
     finite = load(changed(config, epochs=1))  # 2 batches of 4 rows
     check(maxtext_config(), finite)
-    check(maxtext_config(), Pipeline(finite.source, finite.sampler, [*finite.transforms, Lengths()]))
+    check(maxtext_config(), Pipeline(finite.source, finite.sampler, [*finite.transforms, RowSums()]))
     with refused(r"here: the data end after 2 steps, .* steps is 3; .* Set steps=2"):
         check(maxtext_config(steps=3), finite)
     keys = maxtext_config(gradient_accumulation_steps=2, global_batch_size_to_train_on=8, steps=1)
@@ -179,8 +177,8 @@ def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches
 
 
 @pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
-def test_the_data_follow_the_step_of_the_weights(name, first):
-    """The functions of MaxText that are wrapped still get their own arguments and return their own results."""
+def test_the_data_continue_at_the_step_of_the_restored_weights(name, first):
+    """The wrapped functions of MaxText still get their own arguments and return their own results."""
     followed, restored = [], types.SimpleNamespace(train_steps=6, grad_accumulator=None)
     module = types.SimpleNamespace(**{first: lambda *arguments: 6 if name == "pre_train" else arguments})
     TRAINERS[name].follow(module, followed.append)
@@ -230,7 +228,7 @@ def test_a_trainer_of_texts_refuses_pairs_and_a_trainer_of_pairs_refuses_texts(c
         check_with(pairs, prompt_length=8)
 
 
-def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():
+def test_the_data_continue_at_the_step_that_a_distillation_restores():
     class Trainer:
         def setup_checkpoint_manager_and_restore(self, batches, config):
             self.train_steps = 6
@@ -247,7 +245,7 @@ def sharding():
     return jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data"))
 
 
-def test_batches_end_with_maxtexts_steps_or_with_the_data(config, sharding):
+def test_batches_end_at_the_last_step_of_maxtext_or_of_the_data(config, sharding):
     pipeline = load(changed(config, epochs=1))
     for count, expected in ((1, 1), (2, 2), (3, 2), (None, 2)):
         batches = MaxTextBatches(pipeline, sharding, count)
@@ -275,7 +273,7 @@ def test_the_error_of_the_data_is_raised_rather_than_the_error_of_maxtext(config
     assert trainer.get_first_step is None  # the patch is undone, so a later run in this process starts clean
 
 
-def test_data_other_than_recorded_are_refused_and_the_option_that_allows_them_is_named(config, sharding, tmp_path):
+def test_data_that_differ_from_the_record_are_refused_unless_an_option_allows_them(config, sharding, tmp_path):
     theirs = types.SimpleNamespace(enable_checkpointing=True, checkpoint_dir=str(tmp_path / "checkpoints"))
     continue_at(0, theirs, MaxTextBatches(load(str(config)), sharding, None), Options(), [0])
     others = MaxTextBatches(load(changed(config, seed=2)), sharding, None)

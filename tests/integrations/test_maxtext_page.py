@@ -1,5 +1,6 @@
-"""MaxText trains with the command of docs/text.md, on the corpus that the page makes. Takes minutes:
+"""MaxText trains with the command of docs/text.md, on the corpus that the page makes.
 
+The test takes minutes:
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_page.py
 """
 
@@ -16,7 +17,7 @@ from page_folders import Folders
 pytestmark = NEEDED
 
 
-def test_the_texts_of_the_page_train_in_maxtext(tmp_path):
+def test_maxtext_trains_on_the_corpus_of_the_page(tmp_path):
     Folders(tmp_path).run("text.md")
     [command] = [block.text for block in pages.blocks("text.md") if "grain_sft.integrations.maxtext" in block.text]
     folders = [str(Path(sys.executable).parent), os.environ["PATH"]]

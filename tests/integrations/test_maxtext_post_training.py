@@ -87,7 +87,7 @@ def source_of(name):
 
 
 def trainer_if(runs, name, reason):
-    """Return the parameter of a trainer, which is skipped unless it runs with the installed Tunix."""
+    """Return a parameter, the `name` of a trainer. Its tests are skipped unless `runs`."""
     return pytest.param(name, marks=pytest.mark.skipif(not runs, reason=f"MaxText's {reason}: docs/maxtext.md"))
 
 
@@ -106,7 +106,7 @@ def given(request):
 
 
 def remove_unfinished(checkpoints):
-    """Remove checkpoints that a kill left without the time of their commit, which later versions of Tunix can't list."""
+    """Remove checkpoints that lack a commit time because of a kill. Later versions of Tunix can't list them."""
     for path in checkpoints.glob("*/_CHECKPOINT_METADATA"):
         if json.loads(path.read_text() or "{}").get("commit_timestamp_nsecs") is None:
             shutil.rmtree(path.parent)
@@ -144,9 +144,9 @@ def test_orpo_is_resumed_with_the_losses_of_an_uninterrupted_run(configs, tmp_pa
 
 
 @pytest.mark.parametrize("given", [FINE_TUNING, "dpo", DISTILLATION], indirect=True)
-def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
+def test_a_killed_run_that_accumulates_gradients_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
     keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
-    if given["base"]:  # the teacher's config, which is read without the command line, needs the key as well
+    if given["base"]:  # the teacher's config, which is read without the command line, needs the keys as well
         given["base"] = write_config(tmp_path / "distill.yml", yaml.safe_load(given["base"].read_text()) | keys)
     check_kills(tmp_path, configs, **given, **keys)
 

@@ -1,5 +1,6 @@
-"""MaxText's own trainer on our batches, windows and packed SFT rows. It is stopped, resumed and evaluated. Takes minutes:
+"""MaxText's pre-training has the same losses on windows and packed SFT rows, whether it is stopped and resumed or not.
 
+The tests take minutes:
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
 """
 
@@ -40,7 +41,7 @@ def losses(*outputs):
 
 
 def last_losses(out, run):
-    """Return losses at full precision, of the last steps: MaxText's file of metrics lacks those before an evaluation."""
+    """Return the losses of the last steps at full precision. MaxText's file of metrics lacks the steps before an evaluation."""
     last = max(out.glob(f"{run}-*.jsonl"))
     entries = [json.loads(line) for line in last.read_text().splitlines()]
     return {int(entry["step"]): entry["learning/loss"] for entry in entries if "learning/loss" in entry}
@@ -147,7 +148,7 @@ def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_s
 
 
 @pytest.mark.parametrize("configs", ["windows"], indirect=True)
-def test_keys_that_do_not_fit_the_batches_end_the_run_with_a_sentence(configs, tmp_path):
+def test_keys_that_do_not_fit_the_batches_end_the_run_with_a_message(configs, tmp_path):
     """Each run ends before its first step, without a traceback."""
     cases = [
         ({"per_device_batch_size": 2}, "the global batch has 4 rows, but MaxText's global_batch_size_to_train_on is 2"),

@@ -58,7 +58,7 @@ def save(manager, step, **items):
 
 
 @KINDS
-def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, manager, kind):
+def test_orbax_saves_and_restores_the_step_together_with_the_weights(folder, manager, kind):
     data = pipeline(folder)
     weights = ocp.args.StandardSave({"w": jax.numpy.arange(6.0)})
     batches = iterator(kind, data)
@@ -82,7 +82,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("kind", "change"), [*(("host", change) for change in CHANGES), ("arrays", "seed")])
-def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(folder, manager, kind, change):
+def test_other_data_is_refused_with_the_name_of_the_change_unless_it_is_allowed(folder, manager, kind, change):
     part, make = CHANGES[change]
     batches = iterator(kind, pipeline(folder))
     next(batches)
@@ -138,7 +138,7 @@ def test_other_data_in_a_stage_that_a_skip_moves_is_refused(folder):
         checkpoint.resume_step(checkpoint.data_state(one, 4), other)
 
 
-def test_what_is_not_a_state_or_a_step_is_refused(folder):
+def test_an_invalid_state_or_step_is_refused(folder):
     finite = pipeline(folder, epochs=1)
     assert len(finite) == 10
     for state in (None, {}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
@@ -149,7 +149,7 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
             checkpoint.resume_step({**checkpoint.data_state(finite, 0), "next_step": step}, finite)
 
 
-def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, tmp_path):
+def test_a_record_of_a_run_refuses_other_data_unless_it_is_allowed(folder, tmp_path):
     """A record is for trainers whose checkpoints have no data state."""
     one, two = pipeline(folder), pipeline(folder, seed=2)
     record = functools.partial(checkpoint.record_run, str(tmp_path / "data.json"))
@@ -173,7 +173,7 @@ def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(fol
     assert recorded() == [0, 5]
     with pytest.raises(GrainSftError, match="sampler differs"):
         record(one, 8)
-    record(one, 4)  # steps 0 to 3 had this data; what came later is dropped
+    record(one, 4)  # steps 0 to 3 had this data; the entry of step 5 is dropped
     assert recorded() == [0]
     record(one, 8)
     record(two, 0)  # a run that begins again at step 0 replaces the record

@@ -133,7 +133,7 @@ def losses_of_documents(pipeline, model):
     return found
 
 
-def test_the_losses_of_packed_documents_are_those_of_padded_ones(corpus):
+def test_the_losses_of_documents_are_the_same_in_packed_rows_and_in_rows_of_their_own(corpus):
     model = attention(1)
     packed = losses_of_documents(load(config_of(corpus)), model)
     padded = losses_of_documents(load(config_of(corpus, kind="padded", min_tokens=1)), model)

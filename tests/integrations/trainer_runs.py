@@ -24,7 +24,7 @@ _LOSS = re.compile(r"^LOSS (\w+) (\d+) (\S+)$", re.MULTILINE)
 _POST = ("sft.train_sft", "dpo.train_dpo", "distillation.train_distill")
 _IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", "maxtext.trainers.pre_train.train")
 _IMPORTS += tuple(f"maxtext.trainers.post_train.{name}" for name in _POST)
-"""Modules that runs import, if they are installed: one process imports them once, and each run is a fork of it."""
+"""Modules that the programs import. One process imports those that are installed, and each program runs in a fork of it."""
 
 
 def _run(program, arguments, output, cache, environment):
