@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of the emulator of Cloud Storage, which fails as networks and servers do, and counts requests."""
+"""An HTTP proxy for the Cloud Storage emulator. The proxy counts requests, and fails as networks and servers do."""
 
 import collections
 import contextlib
@@ -18,7 +18,7 @@ import pytest
 
 
 class Proxy:
-    """A proxy that listens on `address`. It draws for every GET whether and how the request fails.
+    """A proxy that listens on `address`. For every GET, it draws at random whether and how the request fails.
 
     Attributes:
       refused: Share of GETs that are answered with status 503 or 429.
@@ -27,8 +27,9 @@ class Proxy:
       slow: Share of requests that are answered `delay` seconds late.
       latency: Seconds that every answer is late.
       silent: Whether no request is answered.
-      body: Fault of a `share` of the bodies of objects: a key of WRONG_BODIES, or "" for no fault.
-      before: Function that is called before each answer with an object's bytes. It gets the number of the answer, from 1.
+      body: Fault of the bodies of objects: a key of WRONG_BODIES, or "" for no fault.
+      share: Share of the bodies of objects that have this fault.
+      before: Function that is called before each answer that has an object's bytes. It gets the number of such requests so far.
       endless: Whether answers to other GETs, for metadata and listings, have no end.
     """
 
@@ -84,7 +85,7 @@ def before_emulator():
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    wbufsize = -1  # headers and body together
+    wbufsize = -1  # send headers and body together
     proxy: Proxy
 
     def log_message(self, *args):
@@ -188,13 +189,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def moved(handler, status, headers, data):
-    """Send the bytes that begin 4 bytes after those requested. The Content-Range states this."""
+    """Send bytes that begin 4 bytes after the requested bytes. The Content-Range states the range that is sent."""
     headers["Content-Range"] = re.sub(r"\d+(?=[-/])", lambda found: str(int(found[0]) + 4), headers["Content-Range"])
     handler.send(status, headers, data[4:] + bytes(4))
 
 
 def whole(handler, status, headers, data):
-    """Send status 200 and more bytes than the object has. Servers without ranged reads also send 200 and extra bytes."""
+    """Send status 200 and 100 bytes more than the object has. A server that ignores ranges also sends 200 and all bytes."""
     size = int(headers.pop("Content-Range", "/0").split("/")[1])
     handler.send(200, headers, handler.proxy.random.randbytes(size + 100))
 
@@ -232,7 +233,7 @@ WRONG_BODIES = {
     "of another version": resent(lambda data: bytes(len(data)), **{"x-goog-generation": "1"}),
     "cut": lambda handler, status, headers, data: handler.send(status, headers, data, cut=True),
 }
-"""Faults of an object's body: functions that send such a body."""
+"""Functions that send an object's body with a fault, by the name of the fault."""
 
 
 def media_bytes(proxy):

@@ -1,4 +1,4 @@
-"""Documents near the limit of OLMo-core's repetition filter, for tests and for the script that makes their golden values."""
+"""Documents with about `LIMIT` repetitions, the limit of OLMo-core's n-gram filter. Tests and a golden script use them."""
 
 from pathlib import Path
 
@@ -17,9 +17,10 @@ Tokens = npt.NDArray[np.uint16]
 def documents_of(file: int) -> list[Tokens]:
     """Return the documents of a file, each with its EOS, in a random order. No two have equal lengths.
 
-    An even file has one document of every length from 1 to `SEQUENCE_LENGTH`, and most repeat an n-gram. An odd file has one of
-    every length from 120: most leave padding in a packed row, and few repeat an n-gram. The files from `PACKED_FILES` on are
-    not packed: their documents are longer than `SEQUENCE_LENGTH`, and are cut to it.
+    A file with an even number has one document of each length from 1 to `SEQUENCE_LENGTH`. Most of them repeat an n-gram.
+    A file with an odd number has one document of each length from 120 to `SEQUENCE_LENGTH`. Few of them repeat an n-gram, and
+    most leave padding in a packed row. Files from number `PACKED_FILES` on are not packed. Their documents are longer than
+    `SEQUENCE_LENGTH`, so rows cut them.
     """
     rng = np.random.default_rng([20260101, file])
     first, stop = (120 if file % 2 else 1), SEQUENCE_LENGTH + 1
@@ -39,13 +40,13 @@ def write_files(folder: Path) -> list[Path]:
 
 
 def _document(length: int, share: float, rng: np.random.Generator) -> Tokens:
-    """Return a document of `length` tokens. A `share` of such documents repeat an n-gram about `LIMIT` times."""
+    """Return a document of `length` tokens. With probability `share`, it repeats an n-gram if it has room."""
     room = length - 1
     vocabulary = VOCABULARIES[int(rng.integers(len(VOCABULARIES)))]
     body = rng.integers(2, 2 + vocabulary, room)
     period = int(rng.integers(1, max(2, min(15, room // LIMIT + 1))))
     span = period * int(rng.integers(LIMIT - 3, LIMIT + 4)) + int(rng.integers(period))
-    if rng.random() < 0.1:  # the whole document, whatever its length
+    if rng.random() < 0.1:  # the n-gram fills the whole document
         span = room
     if rng.random() < share and 0 < span <= room:
         at = int(rng.choice([0, room - span, int(rng.integers(room - span + 1))]))

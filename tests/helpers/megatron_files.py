@@ -13,8 +13,8 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6
 def write_megatron(prefix: Path, docs, dtype="int32", *, entries=True, **changed) -> str:
     """Write documents, each a list of token sequences, to `prefix`.idx and `prefix`.bin; return the prefix.
 
-    With `entries`, the header counts entries of the document index, like megatron-core's; without, documents. `changed` has
-    other values for keys of `parts`.
+    If `entries`, the header has the number of entries of the document index, as megatron-core's header has. Otherwise, it has
+    the number of documents. `changed` replaces values of `parts`.
     """
     sequences = [sequence for document in docs for sequence in document]
     sizes = np.array([len(sequence) for sequence in sequences], "<i4")

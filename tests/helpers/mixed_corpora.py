@@ -1,4 +1,4 @@
-"""A mixture of three sources that differ in all that may differ: format, dtype, layout, loss, order and padding."""
+"""A mixture of three sources with different formats, dtypes, layouts, kinds of loss, orders and padding."""
 
 import numpy as np
 from batches import load, sections
@@ -10,7 +10,7 @@ LENGTH = 16
 
 
 def write_sources(folder):
-    """Write chat (masks, uint16), talks (weights, uint32) and web (uint8, no loss), for the layouts packed, padded, windows."""
+    """Write the sources chat (loss masks, uint16), talks (loss weights, uint32) and web (no loss file, uint8)."""
     write_olmo(folder / "chat", documents(60, seed=1), sources=True)
     write_episodes(folder / "talks", documents(25, seed=2, high=90_000, weights=True))
     np.random.default_rng(3).integers(3, 250, 40 * LENGTH).astype(np.uint8).tofile(folder / "web.npy")

@@ -9,7 +9,7 @@ ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64
 
 
 def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snippets=(b"",)) -> bytes:
-    """Return `data` after `times` random changes in its first `reach` bytes. By default, usually few changes near the start."""
+    """Return `data` after `times` random changes in its first `reach` bytes. The default is 1 to 20, mostly near the start."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 5, 20)) if times is None else times):
         if not changed:
@@ -36,7 +36,7 @@ def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snip
 
 
 def change_json(whole: Any, draw: random.Random, values: Sequence[Any], keys: Sequence[str] = ()) -> None:
-    """Replace, rename, remove, add or count up one value somewhere in an object or a list, if it has any."""
+    """Replace, rename, remove, insert or increment one value in an object or a list, at any depth, unless it is empty."""
     holders = [whole]
     for holder in holders:
         inner = holder.values() if isinstance(holder, dict) else holder

@@ -14,7 +14,7 @@ from grain_sft.types import Ints
 
 EOS, BOS, PAD = 1, 2, 0
 ROW_DIGITS = 4  # golden files keep this number of hexadecimal digits of each row's digest
-SHOWN = 2  # golden files keep the places of the first 2 and of the last 2 rows
+SHOWN = 2  # golden files list the places, (file, start, stop), of the first 2 and of the last 2 rows
 
 VARIANTS = {
     "avx512": "",
@@ -31,12 +31,12 @@ class PackedCase(NamedTuple):
     lengths: str  # name of the distribution of document lengths: see `lengths_of`
     seed: int
     sequence_length: int
-    documents: int  # of each file
+    documents: int  # number of documents of each file
     files: int = 1
     dtype: str = "uint16"
     tail: int = 0  # tokens after the last EOS, in every second file
-    long: str = "truncate"  # cuts documents longer than a row; "fragment" divides them
-    group: int = 1  # files that are packed together
+    long: str = "truncate"  # documents longer than a row are cut; with "fragment", they are divided
+    group: int = 1  # number of files that are packed together
     mask: bool = False  # whether there are label masks
     bos: bool = False  # whether each document begins with a BOS; an EOS ends a document only if a BOS follows
 
@@ -77,7 +77,7 @@ PACKED_CASES = (
 )
 
 PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
-"""The case whose plan files are kept as OLMo-core wrote them."""
+"""The case whose plan files, as OLMo-core wrote them, are in tests/golden/olmo_plan."""
 
 
 def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
@@ -95,11 +95,11 @@ def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
     if not case.lengths.startswith("distinct"):
         return list(draw[case.lengths]().astype(np.int64))
     drawn = np.empty(shape, np.int64)
-    for first in range(0, case.files, case.group):  # distinct among all files that are packed together
+    for first in range(0, case.files, case.group):  # lengths are distinct among files that are packed together
         some = drawn[first : first + case.group]
         some[...] = (random.permutation(length - 2)[: some.size] + 2).reshape(some.shape)
         if case.lengths != "distinct":
-            some[0, int(random.integers(case.documents))] = length + 1  # its fragments: a whole row, and one token
+            some[0, int(random.integers(case.documents))] = length + 1  # its fragments are a whole row and one token
     return list(drawn)
 
 
@@ -110,7 +110,7 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
     for number, lengths in enumerate(lengths_of(case, random)):
         tokens = random.integers(3, 60_000, int(lengths.sum()) + (case.tail if number % 2 == 0 else 0))
         ends = np.cumsum(lengths)
-        if case.bos:  # add EOS tokens that end no document, as no BOS follows
+        if case.bos:  # add EOS tokens that end no document, because no BOS follows
             tokens[random.random(len(tokens)) < 0.05] = EOS
             tokens[ends - lengths] = BOS
             if len(tokens) > ends[-1]:
@@ -136,7 +136,7 @@ def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLik
 
 
 def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[str, Any]:
-    """Return what golden files keep of rows, given the `row_digest` and the places, (file, start, stop), of each row."""
+    """Return the values that golden files have for rows, from each row's `row_digest` and its places, (file, start, stop)."""
     last = len(places)
     lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
     shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})

@@ -1,4 +1,4 @@
-"""Random runs of one or more stages with random amendments, and a reference that deletes tokens from arrays one by one."""
+"""Random configs of one or more stages, with random amendments, and naive references of what the amendments do."""
 
 import copy
 import random
@@ -16,12 +16,12 @@ LAYOUTS = [
     {"kind": "packed", "sequence_length": 512},
     {"kind": "packed", "algorithm": "concat_then_split"},
 ]
-COUNTING = {"ngram_filter": {"max_count": 12, "count_padding": True}}  # fails rows with 12 tokens of padding in a run
+COUNTING = {"ngram_filter": {"max_count": 12, "count_padding": True}}  # rows with 12 consecutive padding tokens fail
 TRANSFORMS = [["shift_targets"], ["ngram_filter", "shift_targets"], [COUNTING, "shift_targets"]]
 
 
 def write_corpora(folder):
-    """Write a corpus with masks, one with weights, one for rows of several lengths, and one of pairs; return their sections."""
+    """Write corpora with masks, with weights, for rows of several lengths, and of pairs. Return their sections of configs."""
     one, vsl = (write_olmo(folder / str(count), documents(count, 3, longest=50)) for count in (80, 400))
     stated = [{"path": str(path), "eos_token_id": 2, "dtype": "uint16", "pad_token_id": 7} for path in (one, vsl)]
     other = write_episodes(folder / "other", documents(60, 5, weights=True, longest=40), shards=2)
@@ -60,7 +60,7 @@ def stage_of(drawn, corpora, hosts, order, kind):
 
 
 def case_of(corpora, seed, most=4):
-    """Return a random config of at most `most` stages, amendments, and a number of hosts."""
+    """Return (config, amendments, number of hosts), all random. The config has at most `most` stages."""
     drawn = random.Random(seed)
     hosts, order = drawn.randint(1, 8), drawn.choice(["shuffle", "olmo", "sequential", "episode"])
     kind = "pairs" if drawn.random() < 0.1 else "texts"
@@ -86,7 +86,7 @@ def case_of(corpora, seed, most=4):
 
 
 def as_run(config, **more):
-    """Return a config of stages with more keys; one stage is stated as a run without stages."""
+    """Return `config` with the keys `more`. If it has only one stage, the result states the run without stages."""
     if len(config["stages"]) > 1:
         return {**config, **more}
     (stage,) = config["stages"]
@@ -100,7 +100,7 @@ def sections_of(amendments, kind):
 def with_weights(config, bounds, reweights):
     """Return the config after all `reweights`, and whether each of them changed a stage.
 
-    `reweights` has pairs: a step of the run without skips, and the weights from this step on.
+    `reweights` has pairs (step, weights from this step on). The steps are those of the run without skips.
     """
     stages, taken = copy.deepcopy(config["stages"]), []
     for data_step, changed in reweights:
@@ -124,7 +124,7 @@ def with_weights(config, bounds, reweights):
 
 
 def without(source, rows, gone):
-    """Return `rows` with the tokens of the documents `gone` as padding, token by token."""
+    """Return `rows` with padding in the place of all tokens of the documents `gone`."""
     element = {key: array.copy() for key, array in source.read(rows).items()}
     for name, index, numbers in source.layout.split(rows):
         part, first = source.layout.parts[name], source.layout.first_document(name)
@@ -144,7 +144,7 @@ def without(source, rows, gone):
 
 
 def without_pairs(source, rows, gone):
-    """Return `rows` of pairs with all tokens of the pairs `gone` as padding."""
+    """Return `rows` of pairs with padding in the place of all tokens of the pairs `gone`."""
     element = {key: array.copy() for key, array in source.read(rows).items()}
     pieces = source.layout.pieces(rows)
     for at in np.flatnonzero(np.isin(pieces.document, list(gone))).tolist():

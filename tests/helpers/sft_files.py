@@ -15,7 +15,7 @@ NPY_MAGIC = b"\x93NUMPY"
 
 
 def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
-    """Return `count` random documents (tokens, loss). Each ends with its only EOS; `loss` is bool, or float32 `weights`."""
+    """Return `count` random documents (tokens, loss). Each ends with its only EOS; `loss` is bool, or float32 if `weights`."""
     random = np.random.default_rng(seed)
     made = []
     for length in random.integers(2, longest, count):

@@ -16,9 +16,9 @@ class VslCorpus(NamedTuple):
     """Token files of random documents."""
 
     dtype: str
-    documents: tuple[int, ...]  # of each file
-    mean: float  # of the logarithm of a document's length
-    deviation: float
+    documents: tuple[int, ...]  # number of documents of each file
+    mean: float  # mean of the logarithms of the documents' lengths
+    deviation: float  # their standard deviation
     repetitive: bool = False
     """Whether every third document repeats a token so often that the n-gram filter rejects its rows."""
 
@@ -29,7 +29,7 @@ class VslRun(NamedTuple):
     corpus: str
     shortest: int  # length of the shortest rows
     longest: int
-    batch_tokens: int  # of a global batch
+    batch_tokens: int  # number of tokens of a global batch
     ranks: int
     seed: int
     curriculum: str
