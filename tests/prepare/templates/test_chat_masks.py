@@ -1,4 +1,4 @@
-"""Loss masks of Jinja chat templates with SentencePiece and tiktoken; test_template_chat.py tests Hugging Face's tokenizers."""
+"""Jinja chat templates give loss to the answers alone with SentencePiece and tiktoken (Hugging Face: test_template_chat.py)."""
 
 import random
 from collections.abc import Callable
@@ -16,14 +16,14 @@ CONTROL = (
     *("<start_of_turn>", "<end_of_turn>"),
 )
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "sentencepiece_without": lambda folder: save_sentencepiece(folder, user_defined=()),
-    "sentencepiece_with": lambda folder: save_sentencepiece(folder, control=CONTROL[2:], user_defined=()),
+    "sentencepiece_without_control": lambda folder: save_sentencepiece(folder, user_defined=()),
+    "sentencepiece_with_control": lambda folder: save_sentencepiece(folder, control=CONTROL[2:], user_defined=()),
     "tiktoken": lambda folder: save_tiktoken(folder, CONTROL, bos="<bos>", eos="<eos>"),
 }
 
 
 def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
-    """Chats whose texts spell control tokens, quote the assistant and have odd characters."""
+    """Return `count` chats. Their texts spell control tokens, repeat the text before, and have odd characters."""
     found, rng = [], random.Random(seed)
     parts = [*CONTROL, "</s>", "<s>", "<|im_", "end|>", "hello", " ", "\n", "Übung", "👩‍👩‍👧", "漢字", "x = 1"]
     parts += ["\ue0000\ue001", "don't"]
@@ -39,12 +39,12 @@ def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
 
 
 def squeezed(runs: list[Run]) -> list[Run]:
-    """Return runs without whitespace, because SentencePiece does not give back whitespace at the ends of a text."""
+    """Remove whitespace from (text, loss) pairs, because SentencePiece does not give it back at the ends of a text."""
     return in_one([("".join(text.split()), loss) for text, loss in runs])
 
 
 @pytest.mark.parametrize(("name", "warned"), [("glm", True), ("plain", True), ("chatml", False), ("generation", False)])
-def test_a_template_that_ends_no_turn_is_reported(name, warned, tmp_path, caplog):
+def test_a_template_that_writes_no_end_of_turn_is_reported_unless_eos_is_added(name, warned, tmp_path, caplog):
     TEMPLATES["hf"](BY_NAME[name].load(tmp_path), TemplateOptions())
     assert ("does not learn to end its turn" in caplog.text) == warned
     caplog.clear()
@@ -56,13 +56,13 @@ def test_a_template_that_ends_no_turn_is_reported(name, warned, tmp_path, caplog
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "seed"), [(24, 0), pytest.param(3000, 1, marks=pytest.mark.heavy)])
 def test_documents_spell_their_chats_with_loss_on_the_assistant(kind, name, count, seed, tmp_path):
-    """This compares decoded texts. test_special_ids.py compares ids, so it tells control tokens from text that spells them."""
+    """Decoded texts do not tell a control token from text that spells it. test_special_ids.py compares ids, which do."""
     tokenizer, chats, style = load_tokenizer(KINDS[kind](tmp_path)), conversations(count, seed), BY_NAME[name]
     options = TemplateOptions(special_text="encode", chat_template=style.template)
     results = render(TEMPLATES["hf"], [parse_record({"messages": chat}) for chat in chats], tokenizer, options)
     for chat, result in zip(chats, results, strict=True):
         assert result.tokens[-1] == tokenizer.eos_token_id
-        assert result.loss[-1] == (kind == "sentencepiece_without" and chat[-1]["role"] == "assistant")
+        assert result.loss[-1] == (kind == "sentencepiece_without_control" and chat[-1]["role"] == "assistant")
         runs = squeezed(spelled(tokenizer, result.tokens[:-1], result.loss[:-1]))
         assert "".join(text for text, loss in runs if loss) == "".join(style.learned(chat).split()), chat
         assert name != "chatml" or runs == squeezed(hf({"messages": chat})), chat

@@ -11,7 +11,7 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare import TemplateOptions, load_tokenizer
 from grain_sft.prepare.templates.fim import FillInTheMiddle
 
-LAST = 2**64 - 1  # a draw that chooses nothing
+LAST = 2**64 - 1  # the largest draw, which chooses nothing
 
 
 def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
@@ -28,8 +28,8 @@ def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
         assert next(draws, None) is None  # all of Megatron's draws are used
 
 
-def moved(text: str) -> tuple[str, bool | None]:
-    """Return a text before its middle was moved, and whether its suffix comes first; None if nothing was moved."""
+def restored(text: str) -> tuple[str, bool | None]:
+    """Move the middle of a document back. Return the text, and whether the suffix came first (None: nothing had moved)."""
     if not text.startswith(FIM[0]):
         return text, None
     first, rest = text.removeprefix(FIM[0]).split(FIM[2])
@@ -39,12 +39,12 @@ def moved(text: str) -> tuple[str, bool | None]:
     return middle + suffix, True
 
 
-def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path: Path) -> None:
+def test_the_middles_of_a_share_of_the_documents_are_moved_and_no_text_is_lost(spm: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(spm)
     texts = [text.replace("<|", "") or "x" for text in texts_of(400)]
     options = {"fim_rate": 0.5, "fim_spm_rate": 0.25}
     found, _ = documents_of(spm, tmp_path, texts, **options)
-    rows = [moved(tokenizer.decode(document[:-1])) for document in found]
+    rows = [restored(tokenizer.decode(document[:-1])) for document in found]
     assert [text for text, _ in rows] == texts
     share = sum(order is not None for _, order in rows)
     assert 160 < share < 240 and 25 < sum(order is True for _, order in rows) < 80
@@ -58,13 +58,13 @@ def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path:
 
 
 def test_a_text_that_becomes_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
-    """An ordinary piece that is named as a FIM token must not come out of a text."""
+    """Here the ordinary token "the" is chosen as a FIM token, so no text may have it."""
     the = str(load_tokenizer(spm).encode(["the"])[0][-1])
     with pytest.raises(RecordError, match="becomes a special token of this tokenizer"):
         documents_of(spm, tmp_path, ["the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))
 
 
-def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
+def test_a_document_is_split_at_a_token_and_the_middle_of_each_part_is_moved(tmp_path: Path) -> None:
     path = save_trained(tmp_path, (*FIM, "<|file|>"))
     tokenizer = load_tokenizer(path)
     parts = [["the answer", "a question", "whole"], ["one"], ["whole", "whole again"], ["and", "the"]] * 20
@@ -73,7 +73,7 @@ def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
         documents_of(path, tmp_path, texts, fim_rate=1.0)
     options = {"fim_split_sample": "<|file|>", "fim_fragment_rate": 1.0, "fim_no_prefix": "whole"}
     found, _ = documents_of(path, tmp_path, texts, fim_rate=1.0, fim_spm_rate=0.5, **options)
-    originals = [list(map(moved, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
+    originals = [list(map(restored, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
     assert [[text for text, _ in each] for each in originals] == parts
     assert all((order is None) == text.startswith("whole") for each in originals for text, order in each)
     assert len({str(each) for each in originals[::4]}) == 1  # equal texts are cut at the same places

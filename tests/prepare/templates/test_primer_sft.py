@@ -9,7 +9,7 @@ from prepared import save_trained, write_chats
 from grain_sft.cli.main import main
 
 
-def test_the_command_writes_tokens_labels_and_metadata_of_a_split_by_python_s_random(tmp_path, monkeypatch, capsys):
+def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_metadata(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model = str(save_trained(tmp_path))
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model)

@@ -1,7 +1,7 @@
-"""Round trips of chats: the text and the loss of the tokens on disk are those of each template's rules in plain Python.
+"""The tokens on disk have the text and the loss that each template's rules give (template_rules.py).
 
-Each template writes real chats and hard ones in every format that can hold them. The corpus is opened again, and converted
-to every other format.
+Each template writes real chats and hard ones in every format that can hold their loss. The corpus is opened again, and
+converted to every other format.
 """
 
 import functools
@@ -103,7 +103,7 @@ def inputs_of(case: Case, folder: Path) -> list[str]:
 
 
 def records_of(case: Case, folder: Path) -> list[list[str]]:
-    """Return the lines of each input, without LF or, in the tools' chats, CRLF."""
+    """Return the lines of each input without their ends, which are CRLF in tools.jsonl and LF elsewhere."""
     texts = [(folder / f"{name}.jsonl").read_text("utf-8") for name in inputs_of(case, folder)]
     return [text.replace("\r\n", "\n").split("\n") for text in texts]
 
@@ -130,7 +130,7 @@ def is_refused(case: Case, format: str) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_tokens_and_loss_spell_what_the_rules_of_the_template_give(case, format, folder, made):
+def test_text_and_loss_are_those_that_the_rules_of_the_template_give(case, format, folder, made):
     if is_refused(case, format):
         with pytest.raises(PrepareError, match=rf"^format {format}: .* weights other than 0 and 1.*seq-level-weight"):
             made(case, format)
@@ -174,7 +174,7 @@ def test_tokens_and_loss_spell_what_the_rules_of_the_template_give(case, format,
 
 @pytest.mark.parametrize("case", [case for case in CASES if len(case.inputs) > 1], ids=str)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_every_other_format_has_the_same_documents(case, format, folder, made, tmp_path):
+def test_a_corpus_has_the_same_documents_after_conversion_to_any_format(case, format, folder, made, tmp_path):
     if is_refused(case, format):
         return
     where, prepared = made(case, format)
@@ -196,7 +196,7 @@ def test_every_other_format_has_the_same_documents(case, format, folder, made, t
 
 
 @pytest.mark.parametrize(("tokenizer", "format"), [("spm.model", "openchat"), ("hf", "episodes")])
-def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenizer, folder, tmp_path):
+def test_seq_level_weight_divides_the_weight_of_a_message_by_its_number_of_tokens(format, tokenizer, folder, tmp_path):
     case = Case("openchat", tokenizer, ("openchat", "chats"))
     request = request_of(case, folder, format, seq_level_weight=True)
     prepare(request, tmp_path / "out", workers=1)

@@ -1,4 +1,4 @@
-"""Tests that text never becomes a control token: hostile chats, many tokenizers and templates, and the ids that come out."""
+"""Text never becomes a control token: hostile chats have the control ids of harmless ones, whatever the tokenizer."""
 
 import random
 from typing import Any
@@ -52,9 +52,9 @@ def fragments(control: tuple[str, ...]) -> list[str]:
 
 
 def hostile_text(rng: random.Random, pool: list[str], control: tuple[str, ...]) -> str:
-    """Return one side of a control token, an ordinary text, or texts of `pool` one after the other."""
+    """Return the beginning or end of a control token, an ordinary text, or some texts of `pool` joined."""
     kind = rng.random()
-    if kind < 0.15:  # one side of a control token
+    if kind < 0.15:
         spelling = rng.choice(control)
         cut = rng.randrange(len(spelling) + 1)
         return rng.choice([spelling[:cut], spelling[cut:], f"hi {spelling[:cut]}", f"{spelling[cut:]} hi"])
@@ -122,20 +122,20 @@ def both_modes(folder: Any, maker: str, messages: list[dict[str, Any]], template
 
 
 @pytest.mark.parametrize("field", ["content", "name", "reasoning_content"])
-def test_a_normalized_spelling_is_named_or_encoded_as_text(tmp_path, field):
+def test_text_that_normalization_turns_into_a_control_token_is_named_or_stays_text(tmp_path, field):
     """NFKC turns the full-width characters of `WIDE` into `</s>`, a control token of the vocabulary."""
     user = {"role": "user", "content": "hi", "name": "a"}
     chat = [{**user, field: f"a {WIDE} b"}, {"role": "assistant", "content": "b"}]
     template = "{% for m in messages %}{{ m.name }}: {{ m.reasoning_content }} {{ m.content }}</s>{% endfor %}"
     tokenizer, refused, encoded = both_modes(tmp_path, "t5_nfkc_False", chat, template)
-    # The tokenizer alone would make the text EOS.
+    # The tokenizer alone encodes the text to EOS.
     assert tokenizer.eos_token_id in tokenizer.exact.encode(WIDE, add_special_tokens=False).ids
     assert isinstance(refused, RecordError) and f"messages[0].{field}" in str(refused)
     assert "'</s>'" in str(refused) and "--special-text encode" in str(refused)
     assert encoded.tokens.tolist().count(tokenizer.eos_token_id) == 2
 
 
-def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_path):
+def test_two_fields_that_spell_a_token_together_are_named_or_stay_text(tmp_path):
     chat = [
         {"role": "user", "name": "<|im_", "content": "end|> hi"},
         {"role": "assistant", "content": "b", "name": "c"},
@@ -147,7 +147,7 @@ def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_
     assert "<|im_end|> hi" in tokenizer.decode(encoded.tokens.tolist())
 
 
-def test_a_token_that_a_field_and_the_text_of_the_template_spell_together_stays_text(tmp_path):
+def test_a_field_and_markup_that_spell_a_token_together_stay_text(tmp_path):
     chat = [{"role": "user", "name": "im_end", "content": "hi"}, {"role": "assistant", "content": "b", "name": "x"}]
     for maker in ("bytes_gpt2_<|endoftext|>_plain", "sentencepiece_bpe_identity_chatml", "tiktoken_<|endoftext|>"):
         tokenizer, refused, encoded = both_modes(tmp_path, maker, chat, WRAPPED)
@@ -162,7 +162,7 @@ KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ 
 
 @pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "tiktoken_<|endoftext|>"])
 @pytest.mark.parametrize("key", ["<|im_start|>", "im_end", "IM_END", "name"])
-def test_a_key_is_not_a_control_token_although_the_template_has_that_word(tmp_path, maker, key):
+def test_a_key_does_not_become_a_control_token_if_the_template_has_the_same_word(tmp_path, maker, key):
     call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call], key: "c"}]
     for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):
@@ -172,7 +172,7 @@ def test_a_key_is_not_a_control_token_although_the_template_has_that_word(tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "both"])
-def test_ordinary_chats_are_as_the_tokenizer_encodes_them_whatever_its_flags(tmp_path, flag):
+def test_ordinary_chats_have_the_ids_of_the_tokenizer_whatever_the_flags_of_its_tokens(tmp_path, flag):
     chat = [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "\n b "}]
     tokenizer, one, other = both_modes(tmp_path, f"bytes_gpt2_<|endoftext|>_{flag}", chat, CHATML)
     text = "<|im_start|>user\n hi\n<|im_end|>\n<|im_start|>assistant\n\n b <|im_end|>\n"

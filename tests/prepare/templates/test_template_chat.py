@@ -60,7 +60,7 @@ def places(tokenizer, text):
     added = {str(token): len(str(token).encode()) for token in loaded.added_tokens_decoder.values()}
     sizes = [added.get(token, len(token)) for token in loaded.convert_ids_to_tokens(encoded["input_ids"])]
     ends = list(itertools.accumulate(sizes))
-    character = [place for place, each in enumerate(text) for _ in each.encode()]  # of each byte of the text
+    character = [place for place, each in enumerate(text) for _ in each.encode()]  # the character of each byte
     return [(character[end - size], character[end - 1] + 1) for size, end in zip(sizes, ends, strict=True)]
 
 
@@ -139,7 +139,7 @@ def test_a_turn_of_weight_0_takes_no_loss(style, loaded):
     assert "right" in found and "wrong" not in found
 
 
-def test_special_text_is_an_error_or_ordinary_text(style, loaded):
+def test_text_that_spells_a_special_token_is_an_error_or_stays_text(style, loaded):
     tokenizer = loaded(style)
     for spelling in tokenizer.special_tokens:
         messages = turns(f"what is {spelling}? {spelling}{spelling}", f"é👍 {spelling} is a token")
@@ -154,7 +154,7 @@ def test_special_text_is_an_error_or_ordinary_text(style, loaded):
         assert tokenizer.decode(result.tokens.tolist()).count(f"{spelling} is a token") == 1
 
 
-def test_what_a_template_refuses_is_an_error_of_that_record_alone(loaded):
+def test_a_record_that_a_template_refuses_does_not_affect_other_records(loaded):
     chat = turns("a", "b")
     wrong = {"roles must alternate": {"messages": chat[::-1]}}
     wrong["writes nothing of tools"] = {"messages": chat, "tools": [CALL]}
@@ -209,7 +209,7 @@ def test_tool_calls_and_thoughts_take_loss_as_the_template_writes_them(loaded, n
     assert learned_text(tokenizer, result) == learned
 
 
-def test_tool_records_of_the_episode_tools_become_tool_calls(loaded):
+def test_messages_assistant_toolcall_and_toolresult_become_tool_calls_and_results(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     messages = [
         {"role": "user", "content": "find"},
@@ -237,8 +237,8 @@ def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
     assert learned_text(tokenizer, result) == f"x<|im_end|><think>\nso {odd}\n</think>\n\ny<|im_end|>"
 
 
-def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
-    """A `<think>` in the prompt, which other templates write before thoughts, changes nothing."""
+def test_thoughts_take_loss_if_the_template_writes_no_tag_before_them(loaded):
+    """The prompt has `<think>`, the tag that other templates write before thoughts. It changes nothing here."""
     template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
 thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 {{ m.content }}<|im_end|>{% endfor %}"""
@@ -258,7 +258,7 @@ def test_an_eos_directly_after_the_end_of_a_turn_takes_loss_too(loaded):
         assert learned_text(tokenizer, result) == f"a{end}b{end}"
 
 
-def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
+def test_tools_and_system_of_the_record_reach_the_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     template = "{{ tools | tojson if tools else 'none' }}" + CHATML
     tools = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}]
@@ -294,7 +294,7 @@ WRONG_TEMPLATES = [
 
 
 @pytest.mark.parametrize(("template", "part"), WRONG_TEMPLATES)
-def test_templates_that_fail_or_can_not_be_followed_are_errors(loaded, template, part):
+def test_templates_that_fail_or_do_not_show_the_place_of_each_text_are_errors(loaded, template, part):
     chat = TOOL_CHAT if "tool_calls" in template else turns("question", "answer")
     error = rendered(loaded(BY_NAME["chatml"]), chat, chat_template=template)
     assert isinstance(error, RecordError) and part in str(error)

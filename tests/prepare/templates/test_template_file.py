@@ -1,4 +1,4 @@
-"""`grain-sft prepare --template`: Jinja chat templates in files, and template classes of other packages."""
+"""`grain-sft prepare --template` takes Jinja files and classes of other packages, and refuses wrong ones."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ TAGS = ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% gen
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_the_generation_tag_is_found_as_jinja_finds_it(tag, tmp_path):
+def test_generation_tags_are_found_in_every_spelling_of_jinja_but_not_in_comments(tag, tmp_path):
     end = "" if "#" in tag else "{% endgeneration %}"
     assert ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), f"{tag}x{end}").marks_turns == ("#" not in tag)
 
@@ -65,7 +65,7 @@ def test_text_in_generation_tags_is_found_in_loops_macros_and_variables(text, tm
 
 
 def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
-    """A template that marks two spans in the last turn and none before has as many spans as turns."""
+    """Two spans in the last turn and none in the first are as many spans as turns, but not one in each turn."""
     tokenizer = load_tokenizer(save_sentencepiece(tmp_path))
     marked, messages = "{% generation %}{{ m.content }}{% endgeneration %}", turns("one", "wrong", "two", "right")
     messages[1]["weight"] = 0
@@ -107,7 +107,7 @@ def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers,
 
 
 class WrongId(TEMPLATES["text"]):
-    """A template whose documents begin with the token id that is their text, such as "17"."""
+    """A template that writes one token before each text. The text is the id of this token, such as "17"."""
 
     def pieces(self, conversation):
         return [([int(conversation.messages[0].content)], 1.0), *super().pieces(conversation)]
@@ -126,7 +126,7 @@ def test_an_id_that_the_tokenizer_lacks_is_an_error_of_its_record(number, tmp_pa
 
 
 class WrongResult(TEMPLATES["text"]):
-    """A template with a mistake, which the text of the first document names."""
+    """A template that makes a mistake. The text of the first document names this mistake."""
 
     def render(self, conversations):
         mistake, results = conversations[0].messages[0].content, super().render(conversations)
@@ -147,7 +147,7 @@ class WrongResult(TEMPLATES["text"]):
         ("none", PrepareError, "made 1 documents of 2 conversations"),
     ],
 )
-def test_a_result_that_does_not_fit_its_conversation_is_an_error(mistake, kind, expected, tmp_path, monkeypatch):
+def test_wrong_loss_and_missing_documents_of_a_template_are_errors(mistake, kind, expected, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setattr(WrongResult, "weighted", mistake == "nan")
     request = request_of(save_sentencepiece(tmp_path), write(tmp_path / "a.jsonl", [mistake, "b"]))

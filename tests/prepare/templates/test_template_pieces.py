@@ -1,6 +1,6 @@
-"""Tests of the templates primer, openchat, episode and episode_tool: what they refuse, and their options.
+"""The templates primer, openchat, episode and episode_tool refuse wrong records and follow their options.
 
-test_roundtrip.py tests what they render.
+test_roundtrip.py tests the documents that they make.
 """
 
 import json
@@ -31,12 +31,12 @@ def tokenizer(request, tmp_path):
 
 
 def chat(*turns, **more):
-    """Return a record of turns (role, content), with `more` keys."""
+    """Return a record of `turns`, (role, content), that also has the keys `more`."""
     return {"messages": [{"role": role, "content": content} for role, content in turns], **more}
 
 
 def of_assistant(**message):
-    """Return a record of two messages: one with these keys, by default a call of a tool, and the answer "y"."""
+    """Return a record of two messages: a tool call, to which `message` adds or changes keys, and the answer "y"."""
     return {"messages": [{"role": "assistant_toolcall", **message}, {"role": "assistant", "content": "y"}]}
 
 
@@ -99,7 +99,7 @@ WRONG_RECORDS = [
 
 
 @pytest.mark.parametrize(("template", "record", "part"), WRONG_RECORDS)
-def test_what_a_template_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
+def test_a_record_that_a_template_can_not_render_does_not_affect_other_records(tokenizer, template, record, part):
     records = [parse_record(each) for each in (chat(("assistant", "b")), record, chat(("assistant", "b")))]
     one, error, other = render(TEMPLATES[template], records, tokenizer, TemplateOptions())
     assert isinstance(error, RecordError) and part in str(error)
@@ -130,7 +130,7 @@ class OneText:
 
 
 @pytest.mark.parametrize("add_final_eot", [True, False])
-def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
+def test_template_primer_gives_the_ids_and_labels_of_render_chat_sft(tokenizer, add_final_eot):
     for text in makers.ODD_TEXTS:
         record = chat(("user", text), ("assistant", text), ("system", text), ("assistant", ""), ("user", text))
         rendered = render_one(tokenizer, "primer", record, special_text="encode")
@@ -144,7 +144,7 @@ def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
 
 
 @pytest.mark.parametrize(("condition", "prefix"), [(None, "Assistant:"), ("Code", "Code Assistant:")])
-def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(tokenizer, condition, prefix):
+def test_openchat_begins_with_bos_and_adds_the_condition_to_records_without_one(tokenizer, condition, prefix):
     record = {"items": [{"role": "assistant", "content": "first", "weight": 0.25}, {"role": "user", "content": ""}]}
     rendered = render_one(tokenizer, "openchat", record, condition=condition)
     assistant, first, user = tokenizer.encode([prefix, "first", prefix.replace("Assistant", "User")])
@@ -158,7 +158,7 @@ def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(toke
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "llama"])  # llama's decoder adds spaces
-def test_a_system_prompt_is_for_conversations_that_have_none(name, tmp_path):
+def test_a_system_prompt_is_added_only_to_conversations_without_one(name, tmp_path):
     tokenizer, turns = load_tokenizer(MAKERS[name](tmp_path)), (("user", "Hi"), ("assistant", "Hello!"))
     for record, expected in (
         (chat(*turns), "Default."),
