@@ -1,4 +1,4 @@
-"""Apache Beam writes the bytes of a local run, even if the runner does work in another order, twice or elsewhere."""
+"""Apache Beam writes the bytes of a local run, even if the runner does work in another order, twice or in another process."""
 
 import concurrent.futures
 import dataclasses
@@ -34,7 +34,7 @@ def _each_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of 7 files of chats and a tokenizer."""
+    """A folder with 7 files of chats and a tokenizer."""
     folder = tmp_path_factory.mktemp("chats")
     for number in range(FILES):
         write_chats(folder / f"{number}.jsonl", 40 + 20 * number)
@@ -77,7 +77,7 @@ def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments,
 
 
 class Twice(beam.Pipelines):
-    """Runs each item twice, out of order, four at once, as a runner may that loses workers or copies slow work."""
+    """Pipelines that run each item twice, in random order, four at once. A runner that loses workers may do the same."""
 
     def run(self, name, step, items):
         copies = [item for item in items for _ in range(2)]
@@ -110,7 +110,7 @@ UNKNOWN_OPTIONS = [
 
 
 @pytest.mark.parametrize(("arguments", "part"), UNKNOWN_OPTIONS)
-def test_unknown_options_of_beam_are_errors(chats, tmp_path, arguments, part, capsys):
+def test_unknown_and_unusable_options_of_beam_are_errors(chats, tmp_path, arguments, part, capsys):
     with pytest.raises(PrepareError, match=re.escape(part)):
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=arguments)
     assert not capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatc
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=["--runner=DataflowRunner"])
 
 
-def test_the_command_line_passes_beams_options_on(chats, tmp_path, capsys):
+def test_the_command_passes_the_options_of_beam_on_and_prints_what_a_local_run_prints(chats, tmp_path, capsys):
     words = ["prepare", str(chats), "--template", "primer", "--tokenizer", str(chats / "spm.model"), "--format", "olmo"]
     assert main([*words, "-o", str(tmp_path / "local")]) == 0
     expected = capsys.readouterr().out
@@ -161,8 +161,7 @@ def fetched(client, folder: Path, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("format", ["olmo", "openchat"])
-def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str, monkeypatch) -> None:
-    """Inputs and outputs in a bucket, locally prepared or by Beam, give the bytes of local files."""
+def test_a_corpus_in_a_bucket_has_the_bytes_of_a_local_one(client, bucket, chats, tmp_path, format, monkeypatch):
     here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
     monkeypatch.setattr(documents, "BLOCK_TOKENS", 7000)
     monkeypatch.setattr(documents, "GATHER_BLOCKS", 2)
@@ -170,7 +169,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     gather, gathered = documents.ChunkDocuments._gather, []
 
     def gather_with_room(self, ids):
-        assert not any(tokens() is not None for tokens in gathered)  # no earlier tokens in memory
+        assert not any(tokens() is not None for tokens in gathered)  # the tokens of earlier calls are freed
         found = gather(self, ids)
         gathered.append(weakref.ref(found[0]))
         return found
@@ -189,7 +188,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     assert prepare(there, f"{bucket}/beam") == {**by_beam, "already": True}
 
 
-def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: str, tmp_path: Path) -> None:
+def test_a_corpus_in_a_bucket_is_replaced_only_if_asked(client, bucket: str, tmp_path: Path) -> None:
     few = (Dataset((f"{bucket}/in/[01].jsonl",)),)
     request, other = (request_of(f"{bucket}/in", datasets=few, seed=seed) for seed in (42, 7))
     client.pipe_file("bucket/out2/foreign", b"not ours")

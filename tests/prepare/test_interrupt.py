@@ -19,7 +19,7 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare import target
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
-"""How often some cases below are killed. `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
+"""Number of kills in some cases below. `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
 
 _PROGRAM = """
 import json, os, random, shutil, signal, sys, time
@@ -29,7 +29,7 @@ from grain_sft.storage import atomic_file
 from grain_sft.prepare.records import inputs
 from prepared import digests, save_trained
 
-inputs.GROUP_BYTES = 1  # a chunk for each unit
+inputs.GROUP_BYTES = 1  # each unit (a file or a part of it) gets its own chunk file
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 model = save_trained(folder, (*CHAT_TOKENS, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"))
 options = {"template": "primer", "max_length": 60} | json.loads(sys.argv[5])
@@ -119,7 +119,7 @@ def test_a_run_that_is_killed_and_started_again_writes_the_same_bytes(tmp_path, 
     print(result.stdout)
 
 
-def test_a_run_whose_work_folder_another_run_discarded_locks_the_new_folder(tmp_path, monkeypatch):
+def test_a_run_locks_a_new_work_folder_if_another_run_has_deleted_the_old_one(tmp_path, monkeypatch):
     produce = functools.partial(target.Target(tmp_path / "out").produce, {"key": "same"}, overwrite=False)
     work, exclusive, locked = tmp_path / ".out.grain_sft-work", target.exclusive, []
 

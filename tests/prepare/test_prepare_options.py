@@ -1,4 +1,4 @@
-"""Tests of the options of `grain-sft prepare`: maximum lengths, amounts, dry runs, and the command lines of other tools."""
+"""`grain-sft prepare` cuts, mixes and shows records as its options state, and takes the command lines of other tools."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ CUTS = [(None, "episodes"), (None, "olmo"), ("first", "olmo"), ("last", "episode
 
 @pytest.mark.parametrize(("keep", "format"), CUTS)
 @pytest.mark.parametrize("template", CHAT_TEMPLATES)
-def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, format: str, place: Place) -> None:
+def test_cut_and_dropped_documents_are_counted(template: str, keep: str | None, format: str, place: Place) -> None:
     rules, most = TEMPLATES[template], 70 if template in ("olmo", "hf") else 24
     request = place.request(template, format, place.chats[:2])
     printed = place.succeeds(place.command(request, "--max-length", str(most), *(["--keep", keep] if keep else [])))
@@ -69,7 +69,7 @@ def test_an_input_that_gives_no_document_is_an_error_and_leaves_no_folder(place:
 
 
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_one_record_is_a_training_split_without_a_validation_split(format: str, place: Place) -> None:
+def test_a_single_record_makes_a_training_split_and_no_validation_split(format: str, place: Place) -> None:
     path = write_chats(place.folder / "a.jsonl", 1)
     for val_frac in (0.0, 0.9):
         out = place.folder / f"out{val_frac}"
@@ -83,7 +83,7 @@ AMOUNTS = [("0.5", 41, 20), ("3.0", 30, 90), ("100", 40, 100), ("", 9, 9), ("5",
 """For each input: its amount on the command line, its number of records, and how many records the mixture takes."""
 
 
-def test_amounts_of_a_mixture_are_those_of_open_instruct(place: Place) -> None:
+def test_a_mixture_with_amounts_takes_the_records_that_open_instruct_takes(place: Place) -> None:
     words, lines = [], []
     for number, (amount, size, count) in enumerate(AMOUNTS):
         words += [str(write_chats(place.folder / f"{number}.jsonl", size)), *([amount] if amount else [])]
@@ -115,13 +115,13 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("template", "options", "expected"), WRONG_OPTIONS)
-def test_options_that_do_not_fit_are_errors(template: str, options: list[str], expected: str, place: Place) -> None:
+def test_wrong_options_of_prepare_are_refused(template: str, options: list[str], expected: str, place: Place) -> None:
     for more in ([], ["--dry-run"]):
         assert expected in place.fails(place.command(place.request(template), *options, *more))
     assert place.names() == ["in"]
 
 
-def test_inputs_are_sequences_of_paths(tmp_path: Path) -> None:
+def test_the_inputs_of_a_request_are_sequences_of_paths_not_one_text(tmp_path: Path) -> None:
     texts = {"template": "text", "tokenizer": "x", "format": "olmo"}
     request = Request(datasets=[Dataset([tmp_path])], **texts)
     assert hash(request) == hash(Request(datasets=(Dataset((str(tmp_path),)),), **texts))
@@ -147,7 +147,7 @@ def test_a_dry_run_shows_text_and_writes_nothing(template: str, place: Place) ->
 
 
 @pytest.mark.parametrize("name", ["prepare-chat-sft", "prepare-tool-sft"])
-def test_command_lines_of_the_episode_tools_work(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_of_the_episode_tools_train_a_tokenizer_and_split_records(name, place, monkeypatch):
     monkeypatch.chdir(place.folder)
     monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
     write_chats(Path("data/conversations.jsonl"), 100)
@@ -176,7 +176,7 @@ def test_command_lines_of_the_episode_tools_work(name: str, place: Place, monkey
     assert "rejected 2: see other.rejected.jsonl" in printed
 
 
-def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:
+def test_training_a_tokenizer_again_gives_the_same_file_and_decoding_gives_every_text_back(place: Place) -> None:
     model, again = place.folder / "a.model", place.folder / "b.model"
     for path in (model, again):
         command = ["train-tokenizer", *map(str, place.chats), "-o", str(path), "--vocab-size", "330"]
@@ -199,7 +199,7 @@ class Fails(Primer):
 """
 
 
-def test_workers_import_templates_of_the_folder_and_name_their_exceptions(tmp_path, tokenizers, monkeypatch, capfd):
+def test_workers_import_templates_of_the_working_directory_and_name_errors(tmp_path, tokenizers, monkeypatch, capfd):
     place = Place(tmp_path, tokenizers, capfd)
     (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
     monkeypatch.chdir(place.folder)

@@ -1,4 +1,4 @@
-"""Tests of preparing preference pairs: records of every shape become a prompt and two responses."""
+"""`prepare` makes a prompt and two responses of a preference pair, whatever the shape of its record."""
 
 import json
 
@@ -19,7 +19,7 @@ from grain_sft.prepare.pairs import pair_of
 
 
 def shapes(number):
-    """Return records of one pair in each shape that is in use, and its (prompt, chosen, rejected) as text."""
+    """Return one pair as a record of each shape that datasets have, and as the texts (prompt, chosen, rejected)."""
     prompt, chosen = f"question {number:03}?" + "\nwhy" * (number % 7), f"yes {number}"
     rejected = "no" + " way" * (number % 5)
     both = {"chosen": turns(prompt, chosen), "rejected": turns(prompt, rejected)}
@@ -90,7 +90,7 @@ def test_earlier_answers_belong_to_the_prompt_and_take_no_loss(request_of, tmp_p
     assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
 
 
-def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of, tmp_path):
+def test_the_prompt_of_two_texts_is_the_tokens_that_both_begin_with(request_of, tmp_path):
     """MaxText's `DPODataFormatting` divides data of two columns in the same way."""
     begins = [f"Human: {number}? Assistant:" for number in range(50)]
     records = [{"chosen": f"{begin} yes", "rejected": f"{begin} no no"} for begin in begins]
@@ -146,7 +146,7 @@ NOT_PAIRS = [
 
 
 @pytest.mark.parametrize(("record", "options", "message"), NOT_PAIRS)
-def test_what_is_not_a_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
+def test_wrong_pairs_and_options_are_refused_and_nothing_is_written(request_of, tmp_path, record, options, message):
     with pytest.raises(GrainSftError, match=message):
         prepare(request_of([record], **options), tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()

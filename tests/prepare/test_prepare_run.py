@@ -1,4 +1,4 @@
-"""Runs of prepare: repeated, interrupted, on several processes, with changed requests, and on full disks."""
+"""`prepare` continues after errors and kills, keeps a finished corpus, and never replaces inputs or files of others."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 
 
-def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_an_error_and_the_next_run_continues(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     request, send, processes = place.request(), workers._send, set()
 
@@ -44,7 +44,7 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, mo
     place.assert_whole(request)
 
 
-def test_two_runs_do_not_share_an_output(place: Place) -> None:
+def test_a_second_run_with_the_same_output_is_refused_while_the_first_writes_it(place: Place) -> None:
     request, refused = place.request(), []
 
     def again(what, done, total):
@@ -59,7 +59,7 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
     place.assert_whole(request)
 
 
-def test_a_run_whose_corpus_is_finished_does_not_disturb_the_run_that_replaces_it(place: Place) -> None:
+def test_repeating_a_finished_run_does_not_disturb_a_run_that_replaces_its_corpus(place: Place) -> None:
     old, new = place.request(), place.request(inputs=place.chats[:3])
     place.prepare(old)
     found = []
@@ -82,7 +82,7 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
         assert stamps(place.folder) == before
 
 
-def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_chunks_depends_on_the_text_of_the_template(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     module, keys = types.ModuleType("chats"), set()
     monkeypatch.setitem(sys.modules, "chats", module)
     for module.TEXT in ("{{ messages }}", "{{ messages[0] }}"):
@@ -119,7 +119,7 @@ CHANGES = ("input", "rows", "tokenizer", "names", "options")
 
 
 @pytest.mark.parametrize(("what", "stopped"), [*((what, False) for what in CHANGES), ("rows", True), ("options", True)])
-def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped: bool, place: Place) -> None:
+def test_a_change_is_named_and_the_corpus_overwritten_only_if_asked(what: str, stopped: bool, place: Place) -> None:
     model = shutil.copy(place.tokenizers["primer"], place.folder / "spm.model")
     request = dataclasses.replace(place.request(val_frac=0.1), tokenizer=str(model))
     with pytest.raises(StoppedError) if stopped else contextlib.nullcontext():
@@ -135,7 +135,7 @@ def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped:
     place.assert_whole(changed)
 
 
-def test_a_changed_parquet_file_is_noticed_wherever_it_changed(place: Place) -> None:
+def test_a_changed_bit_in_the_middle_of_a_parquet_file_is_noticed(place: Place) -> None:
     rows = pyarrow.Table.from_pylist([chat("", f"answer {number:06d} {'x' * 400}") for number in range(5000)])
     path = place.folder / "a.parquet"
     parquet.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=999)
@@ -214,12 +214,12 @@ IMPOSSIBLE_OUTPUTS = [
 
 
 @pytest.mark.parametrize(("output", "expected"), IMPOSSIBLE_OUTPUTS)
-def test_an_output_that_cannot_be_made_is_a_sentence(output: str, expected: str, place: Place) -> None:
+def test_an_output_that_cannot_be_made_is_refused(output: str, expected: str, place: Place) -> None:
     assert expected in place.fails(place.command(place.request(), name=output))
     assert place.names() == ["in"]
 
 
-def test_a_link_to_an_empty_folder_stays_one(place: Place) -> None:
+def test_an_output_that_is_a_link_to_an_empty_folder_stays_a_link(place: Place) -> None:
     (place.folder / "large-disk").mkdir()
     place.out.symlink_to("large-disk")
     place.prepare(place.request())
@@ -227,7 +227,7 @@ def test_a_link_to_an_empty_folder_stays_one(place: Place) -> None:
     assert place.names() == ["in", "large-disk", "out"]
 
 
-def test_an_input_whose_name_is_not_utf_8_is_a_sentence(place: Place) -> None:
+def test_an_input_whose_name_is_not_utf_8_is_refused(place: Place) -> None:
     path = write_chats(place.folder / os.fsdecode(b"bad/a\xff.jsonl"), 3, bad=(2,))
     command = place.command(place.request(), "--on-error", "skip")
     for where in (path, path.parent):
@@ -244,12 +244,12 @@ def small_files():
 
 
 @pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in CHAT_FORMATS), ("primer", 2)])
-def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, place, small_files):
+def test_a_full_disk_is_an_error_and_the_next_run_continues(format, workers, place, small_files):
     request = place.request(format=format)
     place.prepare(request, "whole")
     converted = place.folder / "whole", place.folder / "converted"
     most = max(path.stat().st_size for path in (place.folder / "whole").rglob("*") if path.is_file())
-    for limit in (1000, 10_000, most * 3 // 4, most - 1):  # the small ones fail in chunks, the others in the corpus
+    for limit in (1000, 10_000, most * 3 // 4, most - 1):  # small limits fail in chunk files, large ones in the corpus
         small_files(limit)
         for make in (lambda: place.prepare(request, workers=workers), lambda: convert(*converted, format)):
             with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):

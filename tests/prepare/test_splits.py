@@ -20,7 +20,7 @@ def request(seed: int = 42, val_frac: float = 0.0, shuffle: bool | None = None, 
 
 
 @pytest.mark.parametrize("case", list(GOLDEN))
-def test_the_shuffle_is_that_of_datasets(case: str) -> None:
+def test_the_shuffle_is_that_of_the_library_datasets(case: str) -> None:
     size, seed = map(int, case.split(":"))
     found = splits.by_datasets_shuffle(np.arange(size), np.ones(size, bool), request(seed))["train"]
     assert found[:10].tolist() == GOLDEN[case]["first"]
@@ -43,7 +43,7 @@ def test_primer_and_openchat_split_all_examples_before_they_drop_any() -> None:
     assert found["train"].tolist() == [row for row in order[5:] if kept[row]]
 
 
-def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
+def test_the_split_has_the_same_documents_with_and_without_a_shuffle() -> None:
     ids, kept = np.arange(30), np.ones(30, bool)
     for rule in (splits.by_datasets_shuffle, splits.by_random_shuffle, splits.by_random_state):
         shuffled, ordered = (rule(ids, kept, request(5, 0.2, shuffle)) for shuffle in (True, False))
@@ -66,6 +66,6 @@ def test_an_amount_that_does_not_fit_in_memory_is_an_error(amount: str) -> None:
 
 
 @pytest.mark.parametrize("amount", ["", ".", "x", "-1", "1e", "nan.", "inf.", "1_000", "1" * 5000, 0.5])
-def test_other_amounts_are_an_error(amount: Any) -> None:
+def test_an_amount_that_is_neither_a_factor_nor_a_count_is_an_error(amount: Any) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):
         request(amount=amount)

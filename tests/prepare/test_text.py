@@ -1,4 +1,4 @@
-"""Tests of preparing plain documents (template text): their tokens, their BOS and EOS, and what is dropped."""
+"""`prepare` gives plain documents (template text) the chosen BOS, EOS and normal form, and counts those that it drops."""
 
 import json
 import unicodedata
@@ -17,14 +17,14 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import dry_run, load_tokenizer
 
 
-def test_an_index_of_plain_documents_has_no_masks(spm: Path, tmp_path: Path) -> None:
+def test_a_corpus_of_plain_documents_has_no_masks_and_its_index_opens(spm: Path, tmp_path: Path) -> None:
     corpus, _ = made(spm, write(tmp_path / "a.jsonl", texts_of(300)), part_bytes=4000)
     assert len(corpus.shards) > 5 and not corpus.has_loss and not list(tmp_path.rglob("labels_mask*"))
     corpus.save(tmp_path / "index.json")
     assert open_corpus(tmp_path / "index.json").fingerprint == corpus.fingerprint
 
 
-def test_plain_documents_end_with_eos_where_conversations_end_with_a_token_of_their_own(tmp_path: Path) -> None:
+def test_plain_documents_end_with_eos_and_conversations_of_primer_with_eot(tmp_path: Path) -> None:
     model = save_trained(tmp_path)
     eos, eot = load_tokenizer(model).eos_token_id, load_tokenizer(model).special_tokens["<|eot|>"]
     texts, path = write(tmp_path / "a.jsonl", ["the answer"]), write_chats(tmp_path / "b.jsonl", 3)
@@ -54,7 +54,7 @@ def with_bos(folder: Path) -> Path:
         ({"empty": "keep", "bos": True}, [[1, 3, 4, 2], [1, 2], [1, 4, 2]]),
     ],
 )
-def test_bos_eos_and_empty_documents(options, expected, tmp_path):
+def test_documents_have_the_chosen_bos_and_eos_and_empty_ones_are_kept_or_dropped(options, expected, tmp_path):
     found, manifest = documents_of(with_bos(tmp_path / "hf"), tmp_path, ["a b", "", "b"], **options)
     assert found == expected
     assert manifest["dropped"] == ({} if options.get("empty") else {"no text": 1})
@@ -83,12 +83,12 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-def test_options_that_do_not_fit_are_errors(options, message, spm, tmp_path):
+def test_wrong_options_are_errors(options, message, spm, tmp_path):
     with pytest.raises(PrepareError, match=message):
         documents_of(spm, tmp_path, ["the answer"], **options)
 
 
-def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tmp_path: Path) -> None:
+def test_short_and_long_documents_are_cut_or_dropped_and_the_dropped_ones_counted(spm: Path, tmp_path: Path) -> None:
     texts = ["a" * length for length in range(1, 30)]
     whole, _ = documents_of(spm, tmp_path, texts)
     lengths = [len(document) for document in whole]
@@ -100,7 +100,7 @@ def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tm
     assert manifest["dropped"]["more than 8 tokens"] == sum(length > 8 for length in lengths)
 
 
-def test_a_conversation_names_the_template_to_give_instead(spm: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_conversation_names_the_template_to_give(spm: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "u", "completion": "a"}')
     with pytest.raises(RecordError, match=r"a\.jsonl:1: is a conversation; .* Give --template hf"):
         made(spm, tmp_path / "a.jsonl")
@@ -120,7 +120,7 @@ def test_text_is_normalized_before_it_is_searched_for_special_tokens(spm: Path, 
     assert tokenizer.control_ids.isdisjoint(document[:-1])
 
 
-def test_another_key_is_named_and_the_summary_counts_bytes(spm, tmp_path, capsys):
+def test_a_schema_names_the_key_of_the_text_and_the_summary_counts_bytes(spm, tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", ["the answer é", "the question"], key="content")
     words = ["prepare", str(path), "--template", "text", "--tokenizer", str(spm), "--output", str(tmp_path / "out")]
     assert main([*words, "--schema", "text:text=content"]) == 0
@@ -151,7 +151,7 @@ def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
     assert not manifest["dropped"] and "label_masks" not in json.loads(next(tmp_path.rglob("corpus.json")).read_text())
 
 
-def test_a_binary_column_of_parquet_holds_texts(spm: Path, tmp_path: Path) -> None:
+def test_texts_in_a_binary_column_of_parquet_must_be_utf_8(spm: Path, tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "a.parquet", load_tokenizer(spm)
     path.write_bytes(parquet([{"text": text} for text in ("the answer é".encode(), b"\xff", b"x")]))
     with pytest.raises(RecordError, match=r"a\.parquet:2: the record\.text: bytes that are not UTF-8 \(byte 0"):

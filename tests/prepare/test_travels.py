@@ -55,7 +55,7 @@ def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, 
 
 
 @pytest.mark.parametrize("form", ["olmo", "episodes"])
-def test_the_metadata_of_the_split_take_precedence_over_those_of_the_folder_above(folder, tmp_path, form):
+def test_metadata_of_a_split_override_those_of_the_folder_above(folder, tmp_path, form):
     """A split that was copied into another corpus's folder keeps its ids.
 
     Version 0.1.0 wrote no corpus.json: an olmo split of that version has its ids in dataset_statistics.json.
@@ -104,7 +104,7 @@ def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)
 @pytest.mark.parametrize("where_from", ["open", "config", "index"])
-def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_path, form, where_from):
+def test_a_tokenizer_other_than_that_of_the_corpus_is_refused(folder, tmp_path, form, where_from):
     corpus = grain_sft.open_corpus(folder / form)
     where = str(folder / form)
     if where_from == "index":
@@ -131,7 +131,7 @@ def test_a_tokenizer_beside_the_config_is_compared_by_its_hash(folder, tmp_path)
     assert "the corpus was made with the tokenizer" in batches.error_of(run)
 
 
-def test_a_tokenizers_name_is_refused_where_the_corpus_states_only_a_hash(tmp_path, folder):
+def test_the_name_of_a_tokenizer_is_refused_if_the_corpus_has_only_a_hash(tmp_path, folder):
     shutil.copytree(folder / "episodes", tmp_path / "seed")
     for path in ("prepare.json", "train/corpus.json", "tokenizer"):
         target = tmp_path / "seed" / path
@@ -158,10 +158,10 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
     assert main(["verify", f"{folder}/olmo", "--tokenizer-name", str(folder / "spm.model")]) == 0
 
 
-def test_documents_that_olmo_core_would_not_find_are_noted_unless_the_template_makes_them_so(capsys):
+def test_documents_that_olmo_core_does_not_find_are_noted_unless_the_template_is_the_reason(capsys):
     """OLMo-core finds documents by EOS, so a document without a final EOS, or with an inner one, is noted.
 
-    If at least half of the documents are like this, the template makes them so, and no note is printed.
+    If at least half of the documents are like this, the template is the reason, and no note is printed.
     """
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}

@@ -33,7 +33,7 @@ def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form,
     files = {"openchat": "openchat.eval.parquet", "primer": "val_input_ids.bin"}
     splits = {"train": folder / form, "val": folder / form / files.get(form, "val")}
     before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
-    numbers = [3, 5, len(before["train"]) + 1]  # the numbers go on in split val: this is its second document
+    numbers = [3, 5, len(before["train"]) + 1]  # split val continues the numbers, so this is its second document
     (tmp_path / "list.txt").write_text("a/chats.jsonl:7\nb/chats.jsonl:2\n")
     gone = {[*before["train"], *before["val"]][number] for number in numbers}
     gone |= {(0, 7), (1, 2)} | {(2, line) for line in range(1, INPUTS["b/more.jsonl"] + 1)}
@@ -66,7 +66,7 @@ WRONG_NAMES = [
 
 
 @pytest.mark.parametrize(("named", "message"), WRONG_NAMES)
-def test_names_that_fit_no_document_are_refused(folder, tmp_path, named, message, capsys):
+def test_names_that_are_wrong_or_leave_no_document_are_refused(folder, tmp_path, named, message, capsys):
     assert main(["withdraw", str(folder / "episodes"), *named, "--output", str(tmp_path / "out")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -83,7 +83,7 @@ def test_an_output_that_would_replace_the_corpus_is_refused(folder, tmp_path, co
     assert digests(tmp_path / "out") == files
 
 
-def test_a_corpus_without_a_manifest_states_no_format(tmp_path, capsys):
+def test_a_corpus_without_a_manifest_needs_the_format_of_the_output(tmp_path, capsys):
     np.array([5, 2, 6, 7, 2], np.uint16).tofile(tmp_path / "x.npy")
     command = ["withdraw", str(tmp_path / "x.npy"), "0", "--output", str(tmp_path / "out")]
     assert main(command) == 1
@@ -108,7 +108,7 @@ def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once
     monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
-    assert corpus_documents_named([corpus], "12").tolist() == [12]  # text is one name, not the names 1 and 2
+    assert corpus_documents_named([corpus], "12").tolist() == [12]  # the text "12" is one name, not the names 1 and 2
     assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20
     (tmp_path / "names").write_text(str(tmp_path / "names"))
     padded = grain_sft.PaddedLayout(corpus, 64)

@@ -120,7 +120,7 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
 
 
 def save_huggingface(folder: Path, serialized: str, *, chat_template: str | None = None, **named: str | None) -> Path:
-    """Save a tokenizer as `save_pretrained` does, and return its folder; `named` gives the bos, eos and pad tokens."""
+    """Save a tokenizer as `save_pretrained` does, and return its folder. `named` has the bos, eos and pad tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
     config = {
@@ -143,7 +143,7 @@ TIKTOKEN_PATTERN = (
 
 @functools.cache
 def tiktoken_ranks() -> bytes:
-    """Return a small tiktoken file, whose tokens are those of `byte_level_json` in the order of their merges."""
+    """Return a small tiktoken file. Its tokens are those of `byte_level_json`, in the order of their merges."""
     decode = decoders.ByteLevel().decode
     vocabulary = Tokenizer.from_str(byte_level_json((), style="llama3")).get_vocab()
     singles = [bytes([byte]) for byte in range(256)]
@@ -153,7 +153,7 @@ def tiktoken_ranks() -> bytes:
 
 
 def save_tiktoken(folder: Path, special=(), *, name: str = "tokenizer.tiktoken", **named: str) -> Path:
-    """Save a tiktoken file and its JSON sidecar, and return its path; `named` gives the bos, eos and pad tokens."""
+    """Save a tiktoken file and its JSON sidecar, and return its path. `named` has the bos, eos and pad tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = tiktoken_ranks()
     start = ranks.count(b"\n")

@@ -49,7 +49,7 @@ MAKERS: dict[str, Callable[[Path], tuple[Path, Encode]]] = {
 
 
 def texts_of(count: int, longest: int) -> list[str]:
-    """Return `count` texts: words, single characters, characters of all Unicode planes, no character, and `longest` bytes."""
+    """Return `count` texts of words and of all Unicode planes. The first is empty, the last has up to `longest` bytes."""
     draw = random.Random(3)
     planes = [[chr(draw.randrange(plane << 16, (plane + 1) << 16)) for _ in range(400)] for plane in range(17)]
     planes = [[each for each in plane if not "\ud800" <= each <= "\udfff" and each != "\0"] for plane in planes]
@@ -67,7 +67,7 @@ def texts_of(count: int, longest: int) -> list[str]:
     ("count", "longest"),
     [pytest.param(600, 100_000, id="few"), pytest.param(20_000, 10_000_000, id="many", marks=pytest.mark.heavy)],
 )
-def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int, maker: str, tmp_path: Path) -> None:
+def test_documents_have_the_ids_of_the_tokenizers_library(count: int, longest: int, maker: str, tmp_path: Path) -> None:
     path, encode = MAKERS[maker](tmp_path)
     texts = texts_of(count, longest)
     with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as file:

@@ -15,7 +15,7 @@ from grain_sft.prepare import load_tokenizer
 
 
 def test_llama_3_is_recognized_by_its_ranks(tmp_path):
-    """The file here has as many ranks as Llama 3's, and two of its tokens at their ranks."""
+    """The file of this test has as many ranks as Llama 3's file, and two of its tokens at the same ranks."""
     lines = {rank: (b"%06x" % rank) for rank in range(256, 128_000)}
     lines |= {rank: bytes([rank]) for rank in range(256)} | {279: b" the", 9906: b"Hello"}
     path = tmp_path / "tokenizer.model"
@@ -77,7 +77,7 @@ def test_special_tokens_have_a_text_and_ids_without_a_token_have_none(tmp_path):
     assert [tokenizer.token_text(number) for number in (97, size - 1, size)] == ["a", "<pad>", None]
 
 
-def test_a_text_that_tiktoken_can_not_split_is_a_sentence(tmp_path):
+def test_a_text_that_is_too_long_for_tiktoken_is_refused(tmp_path):
     with pytest.raises(RecordError, match="1,500,000 characters"):
         load_tokenizer(save_tiktoken(tmp_path)).encode(["fine", " " * 1_500_000])
 

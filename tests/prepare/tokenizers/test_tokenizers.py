@@ -22,8 +22,7 @@ from grain_sft.errors import CorpusError, CorpusFileError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, parse_record, render
 from grain_sft.prepare.tokenizers import Tokenizer, huggingface, load_tokenizer
 
-CHATML_TOKENS = makers.CHATML_TOKENS
-CHATML_JSON = makers.byte_level_json(CHATML_TOKENS)
+CHATML_JSON = makers.byte_level_json(makers.CHATML_TOKENS)
 
 
 @pytest.fixture(params=makers.KINDS)
@@ -55,7 +54,7 @@ def test_a_tokenizer_can_be_pickled_and_its_files_make_the_same_tokenizer(tokeni
 
 
 @pytest.mark.parametrize("pad", [True, False])
-def test_the_description_names_ids_and_hash(tmp_path, pad):
+def test_the_description_has_the_ids_of_sentencepiece_and_the_hash_of_the_file(tmp_path, pad):
     path = makers.save_sentencepiece(tmp_path, pad=pad)
     bare = sentencepiece.SentencePieceProcessor(model_file=str(path))
     special = ("<s>", "</s>", *(("<pad>",) if pad else ()), *makers.PRIMER_TOKENS)
@@ -91,14 +90,14 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
 
 
 def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
-    content = makers.byte_level_json(CHATML_TOKENS, ordinary=("<think>", "    ", "<|fim|>"))
+    content = makers.byte_level_json(makers.CHATML_TOKENS, ordinary=("<think>", "    ", "<|fim|>"))
     tokenizer = load_tokenizer(makers.save_huggingface(tmp_path / "hf", content))
-    assert set(tokenizer.special_tokens) == {*CHATML_TOKENS, "<|fim|>"}
+    assert set(tokenizer.special_tokens) == {*makers.CHATML_TOKENS, "<|fim|>"}
     (ids,) = tokenizer.encode(["<think>"])
     assert len(ids) == 1 and tokenizer.decode(ids) == "<think>"
 
 
-def test_ids_that_are_drawn_at_random_are_refused(tmp_path):
+def test_a_tokenizer_that_draws_ids_at_random_is_refused(tmp_path):
     content = json.loads(CHATML_JSON)
     content["model"]["dropout"] = 0.1
     with pytest.raises(CorpusError, match=r"dropout draws ids at random\. Set model\.dropout to null"):
@@ -163,7 +162,7 @@ def test_a_remote_tokenizer_equals_the_local_one(tmp_path):
         load_tokenizer("memory://tokenizers/absent")
 
 
-def test_every_cut_model_is_an_error_or_loads(tmp_path):
+def test_a_truncated_model_loads_or_is_named_in_the_error(tmp_path):
     model = makers.sentencepiece_model()
     path = tmp_path / "cut.model"
     for size in range(0, len(model), len(model) // 50):
@@ -196,7 +195,7 @@ def save_lone_json(folder):
 
 
 @pytest.mark.parametrize("save", [makers.save_sentencepiece, makers.save_tiktoken, save_lone_json])
-def test_the_chat_template_of_a_directory_belongs_to_its_tokenizer(tmp_path, save):
+def test_a_tokenizer_has_the_chat_template_of_its_directory(tmp_path, save):
     bare = load_tokenizer(save(tmp_path))
     (tmp_path / "old.model").mkdir()  # a folder is not a file of the tokenizer
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}é", encoding="utf-8")
@@ -225,15 +224,15 @@ NOT_TOKENIZERS = [
 
 
 @pytest.mark.parametrize(("content", "part"), NOT_TOKENIZERS)
-def test_what_is_not_a_tokenizer_is_named_by_what_it_seems_to_be(tmp_path, content, part):
+def test_the_error_of_another_file_names_what_the_file_seems_to_be(tmp_path, content, part):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     with pytest.raises(CorpusError, match=re.escape(part)):
         load_tokenizer(path)
 
 
-def test_user_defined_pieces_are_text_and_control_tokens_are_not(tmp_path):
-    """Gemma defines both as pieces: HTML tags, which are ordinary text, and tags of turns, which are control tokens."""
+def test_user_defined_pieces_are_text_unless_they_look_like_control_tokens(tmp_path):
+    """Gemma defines HTML tags, which are ordinary text, and the tags of turns, which are control tokens, as such pieces."""
     pieces = ("<h1>", "<table>", "[BOX]", "<start_of_turn>", "<|x|>")
     tokenizer = load_tokenizer(makers.save_sentencepiece(tmp_path, user_defined=pieces))
     assert set(tokenizer.special_tokens) == {"<s>", "</s>", "<pad>", "<start_of_turn>", "<|x|>"}
@@ -268,7 +267,7 @@ def test_a_path_without_a_tokenizer_is_an_error_that_names_what_was_expected(tmp
             load_tokenizer(name)
 
 
-def test_a_tokenizer_of_hugging_face_prints_no_advice(tmp_path):
+def test_loading_a_tokenizer_prints_no_advice_to_install_pytorch(tmp_path):
     folder = makers.save_huggingface(tmp_path, CHATML_JSON)
     code = f"""import os; from grain_sft.prepare.tokenizers import load_tokenizer; load_tokenizer({str(folder)!r})
 assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"""

@@ -33,7 +33,7 @@ def test_files_are_those_that_megatron_core_writes(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat", "megatron"])
-def test_documents_are_the_same_in_every_format_and_back(tmp_path: Path, format: str) -> None:
+def test_documents_stay_the_same_in_every_format_and_back(tmp_path: Path, format: str) -> None:
     manifest = convert(write_megatron(tmp_path / "data" / "a", DOCS), tmp_path / format, format)
     expected = [[5, 6, 7, 1], [9, 1], [], [4, 4, 4, 4, 1]]
     if format in ("olmo", "primer"):
@@ -53,7 +53,7 @@ def test_splits_of_different_dtypes_keep_their_tokens(tmp_path: Path) -> None:
     assert tokens_of(open_corpus(prefix(tmp_path / "out", "val"))) == [[5, 70_006]]
 
 
-def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_masks_blends_and_unknown_ends_of_documents_are_not_converted(tmp_path: Path) -> None:
     masked = write_olmo(tmp_path / "sft", documents(20))
     with pytest.raises(PrepareError, match=r"has no masks, but .* of .* tokens of train take no loss"):
         convert(masked, tmp_path / "out", "megatron", eos_token_id=2)
@@ -68,7 +68,7 @@ def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_become_megatrons_files(tmp_path: Path) -> None:
+def test_prepare_writes_texts_as_a_megatron_corpus(tmp_path: Path) -> None:
     texts = [f"the answer number {number} " * (1 + number % 7) for number in range(200)]
     model, path = save_trained(tmp_path, ()), write(tmp_path / "a.jsonl", texts)
     tokenizer = load_tokenizer(model)
@@ -85,7 +85,7 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parity
-def test_maxtext_reads_what_was_written(tmp_path: Path) -> None:
+def test_maxtext_reads_the_documents_that_were_written(tmp_path: Path) -> None:
     reader = pytest.importorskip("maxtext.input_pipeline._mmap_datasource")
     convert(GOLDEN / "web_uint16", tmp_path / "out", "megatron")
     dataset = reader.MMapIndexedDataset(str(prefix(tmp_path / "out")))

@@ -1,4 +1,4 @@
-"""OLMo-core reads the right instances from the files that `prepare` writes of plain documents."""
+"""OLMo-core reads the right instances from the files that `prepare` writes for plain documents."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ def prepared(folder: Path, texts: list[str], **options) -> Path:
 
 
 def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> None:
-    """`text_olmo.json` has what OLMo-core reads from the ids that SentencePiece itself gives."""
+    """`text_olmo.json` has the rows that OLMo-core reads if SentencePiece itself encodes the texts."""
     golden = json.loads((GOLDEN / "text_olmo.json").read_text())
     folder, length = prepared(tmp_path, golden["texts"]), golden["length"]
     windows = NpyDataSource(WindowLayout(open_corpus(folder), length))

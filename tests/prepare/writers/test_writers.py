@@ -1,4 +1,4 @@
-"""Each format's files equal those of its original tool, as `sft_files` or plain Python writes them for the same documents."""
+"""`convert` writes the files of each format's original tool. `sft_files` and plain Python here imitate these tools."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ def assert_files(found: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("part_bytes", [8, 34, 100, 1 << 30])
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_olmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, size: int) -> None:
+def test_olmo_files_are_those_of_the_original_tool_for_every_size_of_parts(tmp_path, monkeypatch, part_bytes, size):
     monkeypatch.setattr("grain_sft.prepare.documents.BLOCK_DOCUMENTS", size)
     for split, docs in written(tmp_path, "olmo", part_bytes=part_bytes).items():
         folder, alone = tmp_path / "out" / split, tmp_path / "alone" / split
@@ -52,7 +52,7 @@ def test_olmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, 
 
 
 @pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
-def test_training_documents_have_the_same_paths_with_and_without_validation(tmp_path: Path, format: str) -> None:
+def test_training_files_have_the_same_paths_with_and_without_a_validation_split(tmp_path: Path, format: str) -> None:
     paths = {}
     for held_out in (0, 4):
         written(tmp_path / str(held_out), format, val=held_out)
@@ -62,16 +62,16 @@ def test_training_documents_have_the_same_paths_with_and_without_validation(tmp_
     assert all("val" in path or "eval" in path for path in paths[4] - paths[0])
 
 
-def test_more_shards_than_their_names_sort_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_shards_than_their_names_can_sort_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grain_sft.prepare.writers.episodes.MAX_SHARDS", 45)
     with pytest.raises(PrepareError, match=r"shard_tokens=1: 46 shards in train.*at most 45.*--tokens-per-shard"):
         written(tmp_path, "episodes", shard_tokens=1)
-    convert(tmp_path / "given", tmp_path / "out", "episodes")  # no unfinished work is in the way
+    convert(tmp_path / "given", tmp_path / "out", "episodes")  # the refused call left no unfinished work
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("most", [1, 40, 111, 10**6])
-def test_episodes(tmp_path: Path, most: int, weighted: bool) -> None:
+def test_episodes_are_divided_into_shards_as_by_the_original_tool(tmp_path: Path, most: int, weighted: bool) -> None:
     for split, docs in written(tmp_path, "episodes", weighted=weighted, shard_tokens=most).items():
         shards: list[Documents] = [[]]
         for document in docs:  # the rule of the tool's EpisodeShardWriter
@@ -91,7 +91,7 @@ def test_episodes(tmp_path: Path, most: int, weighted: bool) -> None:
     assert metadata["token_dtype"] == "uint32"
 
 
-def test_primer(tmp_path: Path) -> None:
+def test_primer_files_are_those_of_the_original_tool(tmp_path: Path) -> None:
     for split, docs in written(tmp_path, "primer").items():
         sft_files.write_primer(tmp_path / "alone", docs, split=split, meta=False)
     assert_files(tmp_path / "out", tmp_path / "alone")
@@ -99,7 +99,7 @@ def test_primer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_openchat(tmp_path: Path, weighted: bool) -> None:
+def test_openchat_tables_are_those_of_the_original_tool(tmp_path: Path, weighted: bool) -> None:
     splits = written(tmp_path, "openchat", weighted=weighted)
     for docs, name in ((splits["train"], "train"), (splits["val"], "eval")):
         table = parquet.read_table(tmp_path / f"out/openchat.{name}.parquet")
