@@ -1,4 +1,4 @@
-"""Fixtures of runs with an audit log."""
+"""Fixtures of a small corpus and of pipelines that write an audit log."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """`make(**sampler)`: a pipeline with an audit log. It has 125 rows, 7 steps an epoch, and three epochs."""
+    """`make(**sampler)` returns a pipeline with an audit log. Without arguments, it has three epochs of 7 steps."""
 
     def pipeline(audit=tmp_path / "audit", **changed):
         options = {"global_batch_size": 16, "seed": 42, "epochs": 3, "order": "shuffle"} | changed

@@ -27,7 +27,7 @@ def changed_line(line: bytes, name: str) -> bytes:
     return " | ".join([json.loads(fields["time"]), "TRAINING | INFO", *stated]).encode()
 
 
-def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
+def test_any_changed_value_is_refused_and_its_line_named(make, tmp_path):
     """The time, the version of grain_sft and the number of hosts may change, since they decide no batch."""
     killed_and_resumed(make)
     path, pipeline = tmp_path / "audit.log", make(audit=None)
@@ -70,7 +70,7 @@ def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_pa
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, ending):
+def test_a_log_of_an_old_version_with_a_chain_of_hashes_is_accepted(make, tmp_path, ending):
     """Such a log numbers only whole lines, and does not mark the line after a line that was cut off."""
     killed_and_resumed(make)
     path = tmp_path / f"audit{ending}"
@@ -112,7 +112,7 @@ def test_contradictions_and_gaps_are_named(make, tmp_path):
     assert str(note) == "line 2: the log begins at step 9, so earlier steps are not checked."
 
 
-def test_a_run_may_continue_on_hosts_that_divide_its_later_batches_alone(make, tmp_path):
+def test_a_run_may_continue_on_hosts_that_divide_only_its_later_batches(make, tmp_path):
     schedule = [(8, 24)]
     take(make(schedule=schedule), 0, 9, threads=0)
     take(make(schedule=schedule, host=Host(0, 3)), 9, 12, threads=0)
@@ -120,7 +120,7 @@ def test_a_run_may_continue_on_hosts_that_divide_its_later_batches_alone(make, t
     assert (checked.loads, checked.resumes) == (2, 1)
 
 
-def test_a_config_whose_batches_the_hosts_of_the_log_do_not_divide_is_contradicted(make, tmp_path):
+def test_a_config_is_contradicted_if_the_hosts_of_the_log_do_not_divide_its_batches(make, tmp_path):
     take(make(order="maxtext", host=Host(0, 16)), 0, 3, threads=0)
     assert not check_audit(tmp_path / "audit.log", make(audit=None, order="maxtext", schedule=[(8, 24)])).accepted
 
@@ -166,7 +166,7 @@ def audited(config, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audited, ending, capsys):
+def test_the_command_confirms_a_log_and_contradicts_one_with_a_changed_line(config, audited, ending, capsys):
     path = audited.with_suffix(ending)
     assert main(["audit-check", str(path), str(config)]) == 0
     receipt = grain_sft.load(config, host=Host(0, 2)).receipt.code
@@ -179,7 +179,7 @@ def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audi
     assert printed[1].startswith("CONTRADICTED: 7 entries")
 
 
-def test_the_log_of_another_run_is_contradicted_in_a_few_lines(config, audited, capsys):
+def test_the_command_prints_at_most_20_contradictions_of_the_log_of_another_run(config, audited, capsys):
     write_config(config, put(json.loads(config.read_text()), "sampler.seed", 8))
     path = audited.with_suffix(".log")
     path.write_text(path.read_text() * 5)

@@ -82,7 +82,7 @@ SAMPLERS = [
 
 
 def borders(sampler, steps: int) -> list[tuple]:
-    """Return (action, step, epoch) of each begin and end of an epoch, by a naive walk over all rows."""
+    """Return (action, step, epoch) for the first and last row of each epoch, by a naive walk over all rows."""
     hosts = sampler.host.count if sampler.order == "maxtext" else 1
     whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
     batch = 16 // hosts if hosts > 1 else whole.global_batch_size
@@ -134,7 +134,7 @@ def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 1, "threads": 0}], ids=str)
-def test_batches_that_were_only_read_ahead_write_nothing(make, tmp_path, options):
+def test_batches_that_are_only_read_ahead_add_no_entries(make, tmp_path, options):
     iterator = make().iter(**options)
     iterator.start_prefetch()
     time.sleep(0.3)
@@ -159,7 +159,7 @@ def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_pa
     assert len(opened) == 2
 
 
-def test_threads_that_share_an_iterator_write_once(make, tmp_path):
+def test_threads_that_share_an_iterator_write_each_entry_once(make, tmp_path):
     iterator = make().iter()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(list, [iterator] * 4))
@@ -174,7 +174,7 @@ def test_only_the_first_host_writes(make, tmp_path):
     confirmed(tmp_path / "audit", make())
 
 
-def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make, tmp_path):
+def test_batches_taken_by_step_write_no_log_and_a_log_changes_no_receipt(make, tmp_path):
     pipeline = make()
     assert pipeline[3].keys() and pipeline.dataset()[4].keys()
     assert next(iter(pipeline.data_loader())).keys()
@@ -230,7 +230,7 @@ def test_a_write_that_fails_for_one_file_leaves_both_as_they_were(make, tmp_path
     assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
 
 
-def test_a_write_that_is_retried_after_the_entries_of_another_run_begins_with_a_load(make, tmp_path, monkeypatch):
+def test_a_retried_write_begins_with_a_load_if_another_run_has_added_entries(make, tmp_path, monkeypatch):
     iterator, write = make().iter(threads=0), os.write
     list(itertools.islice(iterator, 6))
     monkeypatch.setattr(os, "write", lambda fd, data: 0)

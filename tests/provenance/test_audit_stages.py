@@ -1,4 +1,4 @@
-"""`check_audit` on the log of a run to which stages and amendments were added while it ran."""
+"""`check_audit` accepts the log of a run to which stages and amendments were added, and refuses those added too late."""
 
 import contextlib
 import shutil
@@ -67,7 +67,7 @@ def test_a_log_follows_the_stages_and_amendments_of_its_run(config, corpora, tmp
 
 
 @pytest.mark.parametrize("before", [[], [{"steps": 5}]])
-def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(config, tmp_path, before):
+def test_a_run_whose_last_stage_ended_inside_an_epoch_can_be_lengthened(config, tmp_path, before):
     config["amendments"] = [{"skip": {"from": 3, "steps": 2}}]
     for steps in (range(9), range(9, 22), range(22, 34)):  # two steps are skipped, an epoch has 10
         last = {"steps": steps.stop + 2 - sum(stage["steps"] for stage in before)}
@@ -103,7 +103,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_steps_delivered_without_a_change_of_the_config_are_found(config, tmp_path, change):
+def test_steps_that_were_delivered_without_a_stage_or_amendment_of_the_config_are_found(config, tmp_path, change):
     changed = {**config, **CHANGES[change]}
     run(config, range(25), tmp_path)
     first = findings(tmp_path, load(changed))[0]
@@ -131,10 +131,11 @@ def test_a_stage_that_begins_earlier_because_of_a_skip_is_refused_after_that_ste
 
 def test_an_entry_of_an_epoch_that_is_skipped_is_refused(config, tmp_path):
     run(config, range(21), tmp_path)  # an epoch has 10 steps
-    for ending in ENDINGS:  # without its first entry, only the run as it is now is tried
+    for ending in ENDINGS:  # without its first entry, a log is compared only with the run as it is now
         log = tmp_path / f"audit{ending}"
         log.write_bytes(log.read_bytes().split(b"\n", 1)[1])
-    assert findings(tmp_path, load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]}))
+    found = findings(tmp_path, load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]}))
+    assert "epoch_start of epoch 1; expected epoch_start of epoch 2 at step 10" in "\n".join(found)
 
 
 def test_an_entry_that_completes_an_epoch_that_never_ends_is_refused(config, corpora, tmp_path):

@@ -21,7 +21,7 @@ TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # tokens of both epochs, from tab
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Pipelines of the shipped configs with the number of rows of the runs. Each row is a document of one token."""
+    """Pipelines of the shipped configs, with as many rows as OLMo's runs had. Each row is a document of one token."""
     pytest.importorskip("yaml")
     made = {}
     for name, tokens in TOKENS_OF_RUN.items():
@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
     return made
 
 
-def test_the_checkpoint_table_of_the_runs(runs):
+def test_the_checkpoint_tables_of_olmo_3_think_have_its_steps_and_tokens(runs):
     assert steps_between(runs["7b"], "step1000", "step7000") == range(1000, 7000)
     table = checkpoint_table(runs["7b"])
     assert table["step"] == [*range(1000, 43_001, 1000), 43_296]
@@ -86,7 +86,7 @@ def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, la
             assert whole.epoch[whole.step == step][0] == epoch
 
 
-def test_a_table_of_rows_that_are_packed_anew_counts_their_epochs(tmp_path):
+def test_a_table_counts_the_epochs_of_a_layout_that_is_packed_again_for_each_epoch(tmp_path):
     corpus = open_corpus(write_episodes(tmp_path / "chats", documents(60)))
     layout = PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=2, epochs=3, cache_dir=tmp_path)
     pipeline = pipeline_of(layout, order="sequential", epochs=1)

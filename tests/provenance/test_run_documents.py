@@ -59,7 +59,7 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
         find_document(pipeline, [number, 9999])
 
 
-def test_documents_of_a_stage_are_found_after_windows_without_known_ends(corpora, tmp_path, capsys):
+def test_documents_are_found_after_a_stage_whose_documents_have_unknown_ends(corpora, tmp_path, capsys):
     np.arange(500, dtype=np.uint16).tofile(tmp_path / "web.npy")
     web = {"path": str(tmp_path / "web.npy"), "dtype": "uint16", "weight": 1, "layout": {"kind": "windows"}}
     late = {"corpus": {"mixture": {"chat": {**corpora["olmo"], "weight": 1}, "web": web}}}

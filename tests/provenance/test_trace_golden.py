@@ -14,7 +14,7 @@ from grain_sft.provenance import trace
 def test_every_rank_has_the_rows_that_olmo_core_gives_it(tmp_path, run):
     case = next(case for case in PACKED_CASES if case.name == run["case"])
     written = write_case(case, tmp_path)
-    assert digest_of_files([*written[0], *written[1]]) == run["corpus"], "numpy draws other corpora than it did"
+    assert digest_of_files([*written[0], *written[1]]) == run["corpus"], "the corpus is not that of the golden file"
     corpus, options = open_case(case, tmp_path, written), packing_of(case)
     layout = PackedLayout(corpus, case.sequence_length, cache_dir=tmp_path, **options)
     assert "".join(row_digests(case, layout)[0]) == run["rows"]

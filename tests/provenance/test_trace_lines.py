@@ -23,7 +23,7 @@ BY_EPOCH = ("multipack", "shuffled_best_fit")
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
-    """Layouts by name, of a corpus with masks and sources. Its files of 100 tokens cut through documents."""
+    """Layouts by name, of a corpus with masks and sources. Its files of 100 tokens end inside documents."""
     folder = tmp_path_factory.mktemp("trace")
     write_olmo(folder / "parts", documents(70, longest=25), sources=True)
     corpus = open_corpus(folder / "parts", dtype="uint16", eos_token_id=2)
@@ -62,7 +62,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
 @pytest.mark.parametrize("order", ["olmo", "shuffle", "episode", "sequential"])
 @pytest.mark.parametrize("last_batch", ["fill", "run_on"])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_the_ends_of_epochs_are_filled_or_run_on(layouts, order, last_batch, hosts):
+def test_last_batches_that_are_filled_or_run_on_are_traced(layouts, order, last_batch, hosts):
     layout = layouts["best_fit_decreasing"]
     options = {"order": order, "global_batch_size": 6 if len(layout) % 6 else 10, "last_batch": last_batch}
     pipelines = [pipeline_of(layout, host=Host(index, hosts), **options) for index in range(hosts)]
