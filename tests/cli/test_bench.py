@@ -1,4 +1,4 @@
-"""Tests of `grain-sft bench` on corpora that it makes up: which figures it gives, not how high they are."""
+"""`grain-sft bench` without a config gives its figures for corpora that it makes up. No test asserts a speed."""
 
 import importlib.util
 
@@ -38,7 +38,7 @@ def test_packed_rows_are_compared_with_grains(bench, monkeypatch):
     assert loaders.OURS in printed
 
 
-def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
+def test_every_way_to_plan_a_corpus_is_measured(bench, tmp_path):
     figures, printed = bench("--only plans --plan-documents 20000")
     found = figures["plans"]
     peer = {plans.OLMO} if importlib.util.find_spec("olmo_core") else set()
@@ -57,7 +57,7 @@ def test_runs_with_and_without_withdrawn_documents_are_compared(bench):
 
 
 @pytest.mark.heavy
-def test_traces_of_a_small_run_are_measured(tmp_path):
+def test_traces_of_a_run_are_measured(tmp_path):
     (table,) = plans.traces(tmp_path, Scale(documents=20_000))
     assert len(list(table.lines())) == 8 and len(table.rows) == 7
     assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in table.rows.values())
@@ -66,5 +66,5 @@ def test_traces_of_a_small_run_are_measured(tmp_path):
 def test_724_million_rows_are_shuffled_without_an_order_in_memory(tmp_path):
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000
-    # imports alone need 205 to 280 MB, by the version of Python; an order of int64 would need 5,800
+    # `mb_before` is 205 to 280, depending on the version of Python; an order of int64 would need 5,800 MB
     assert figures["peak_mb"] - figures["mb_before"] < 90

@@ -63,7 +63,7 @@ def check(figures, printed):
         assert row["all_hosts"] == row["this_host"] * figures["host"]["count"]
 
 
-def test_windows_with_a_filter(bench, tmp_path):
+def test_each_stage_of_windows_with_a_filter_is_measured(bench, tmp_path):
     figures, printed = bench({**windows(tmp_path), "audit": str(tmp_path / "audit")})
     check(figures, printed)
     assert figures["batch"] == {"rows": 8, "tokens": 256, "padding_share": 0, "bytes": 4 * 5 * 256, "arrays": 5}
@@ -73,7 +73,7 @@ def test_windows_with_a_filter(bench, tmp_path):
     assert not list(tmp_path.glob("audit*"))  # because no trainer got a batch
 
 
-def test_packed_rows_of_one_host_of_two(bench, tmp_path):
+def test_the_rows_of_one_host_of_two_are_measured(bench, tmp_path):
     figures, printed = bench(packed(tmp_path), "--host", "1/2", "--tokens-per-second", "700", workers=1)
     check(figures, printed)
     assert (figures["host"], figures["batch"]["rows"]) == ({"index": 1, "count": 2}, 2)
@@ -83,7 +83,7 @@ def test_packed_rows_of_one_host_of_two(bench, tmp_path):
     assert "threads=0, prefetch=8, worker_count=1" in figures["left_out"] and "left out, the time was up" in printed
 
 
-def test_rows_of_every_kind(bench, tmp_path):
+def test_mixtures_padded_rows_materialized_rows_and_pairs_are_measured(bench, tmp_path):
     (tmp_path / "mixture").mkdir()
     write_sources(tmp_path / "mixture")
     figures, printed = bench(mixture_config(tmp_path / "mixture"))
@@ -109,7 +109,7 @@ def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path)
     assert tried + [int(name[8:].split(",")[0]) for name in figures["left_out"]] == [0, 1, 2, 4, 8, 16]
 
 
-def test_a_run_of_two_steps_and_a_schedule_are_measured_by_their_first_steps(bench, tmp_path):
+def test_a_run_of_two_steps_and_the_first_steps_of_a_schedule_are_measured(bench, tmp_path):
     two_steps = {"order": "sequential", "epochs": 1, "last_batch": "fill", "global_batch_size": 72}
     for sampler, rows in ((two_steps, 72), ({"schedule": [{"step": 3, "global_batch_size": 16}]}, 8)):
         figures, printed = bench(windows(tmp_path, **sampler))
@@ -117,7 +117,7 @@ def test_a_run_of_two_steps_and_a_schedule_are_measured_by_their_first_steps(ben
         assert figures["batch"]["rows"] == rows, sampler
 
 
-def test_a_late_stage_is_measured_with_what_was_withdrawn_before_it(tmp_path):
+def test_a_later_stage_is_measured_without_the_documents_that_were_withdrawn_before_it(tmp_path):
     amendments = [{"withdraw": {"from": 1, "documents": list(range(0, 60, 2))}}]
     run = load({**packed(tmp_path), "amendments": amendments, "stages": [{"steps": 3}, {"steps": 3}]})
     endless, steps = of_config.first_steps_forever(run.stages[1])
@@ -129,7 +129,7 @@ def test_a_late_stage_is_measured_with_what_was_withdrawn_before_it(tmp_path):
 
 
 @pytest.mark.heavy
-def test_worker_processes_are_measured_where_there_is_time(bench, tmp_path):
+def test_worker_processes_are_measured_if_there_is_time(bench, tmp_path):
     figures, printed = bench(packed(tmp_path), "--seconds", "20", workers=1)
     check(figures, printed)
     assert [row["worker_count"] for row in figures["delivered"]][-1] == 1 and not figures["left_out"]
@@ -145,16 +145,16 @@ ADVICE = {
     "one is enough": ([row(1, 0, 2, 0.1, 0.1), row(2, 0, 1, 0, 0)], 9, Choice(Setting(1, 4, 0), 10)),
     "two are enough": ([row(1, 0, 9, 4, 0.1), row(2, 0, 5, 0.1, 0.1)], 95, Choice(Setting(2, 16, 0), 10)),
     "one is enough for longer steps": ([row(1, 0, 30, 20, 0.2), row(0, 2, 8, 0, 0)], 9, Choice(Setting(1, 4, 0), 50)),
-    "one falls behind": ([row(1, 0, 11, 0.1, 0.1), row(2, 0, 6, 0.1, 0.1)], 9, Choice(Setting(2, 4, 0), 10)),
-    "only workers": ([row(1, 0, 90, 80, 40), row(0, 2, 45, 35, 0)], 99, Choice(Setting(0, 4, 2), 50)),
-    "none, equal": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
-    "none, one faster": ([row(1, 0, 90, 80, 40), row(2, 0, 60, 50, 10)], 99, Choice(Setting(2, 8, 0), None)),
+    "one is too slow": ([row(1, 0, 11, 0.1, 0.1), row(2, 0, 6, 0.1, 0.1)], 9, Choice(Setting(2, 4, 0), 10)),
+    "only workers are enough": ([row(1, 0, 90, 80, 40), row(0, 2, 45, 35, 0)], 99, Choice(Setting(0, 4, 2), 50)),
+    "none is enough": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
+    "none, two faster": ([row(1, 0, 90, 80, 40), row(2, 0, 60, 50, 10)], 99, Choice(Setting(2, 8, 0), None)),
 }
-"""Each case has measured settings, the time of the slowest batch in ms, and the advice: a setting, and the step in ms."""
+"""By how many threads are enough: measured settings, the slowest batch in ms, and the advice: a setting, and the step in ms."""
 
 
 @pytest.mark.parametrize(("rows", "slowest_ms", "expected"), ADVICE.values(), ids=ADVICE)
-def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms, expected):
+def test_the_fewest_threads_with_which_no_step_waits_are_advised(rows, slowest_ms, expected):
     direct = row(0, 0, 100, 100, 100)
     choice = advice.choose([direct, *rows], slowest_ms)
     assert choice == expected
@@ -162,7 +162,7 @@ def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms,
     assert " ms" in advice.reason(choice, taken, [direct, *rows])
 
 
-def test_failures_are_a_sentence_with_status_2_for_wrong_arguments_and_1_for_others(tmp_path, failure):
+def test_wrong_arguments_have_status_2_and_other_failures_status_1(tmp_path, failure):
     for arguments, message in (
         ("config.json --only packed", "--only: only without CONFIG"),
         ("--host 0/2", "--host: only with CONFIG"),
@@ -190,7 +190,7 @@ def test_the_limit_copies_each_array_of_the_batch_once():
     assert found == [((3, 8), "int32"), ((3, 8), "int32"), ((3, 8), "float32"), ((3, 1), "int32")]
 
 
-def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_padding_of_their_layout(tmp_path):
+def test_the_report_measures_the_limit_of_bench_and_the_padding_of_batches_is_that_of_the_layout(tmp_path):
     config = packed(tmp_path)
     config |= {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}, "audit": str(tmp_path / "audit")}
     pipeline = load(config)
@@ -198,6 +198,6 @@ def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_pa
     assert not list(tmp_path.glob("audit*"))  # because no trainer got a batch
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
     found = stages.facts([pipeline[step] for step in range(len(pipeline))])
-    assert stages.facts([{"a": 3}])["rows"] == 0  # what a user's transform may return
+    assert stages.facts([{"a": 3}])["rows"] == 0  # a user's transform may return such an element
     num_tokens = found["tokens"] * len(pipeline) * (1 - found["padding_share"])
     assert num_tokens == pytest.approx(packing_report(pipeline.source.layout)["tokens"])

@@ -80,7 +80,7 @@ def test_options_of_one_name_mean_the_same_in_every_command():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_in_texts_of_one_form(command, capsys):
+def test_the_help_texts_of_all_commands_have_one_form(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     assert "options:" in capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_every_command_explains_itself_in_texts_of_one_form(command, capsys):
 
 
 @pytest.mark.parametrize("command", [["index"], ["verify"], ["pack", "--sequence-length", "64"]])
-def test_the_old_spelling_of_a_tokenizers_name_works_with_a_warning(command, mix, capsys):
+def test_the_former_option_for_the_name_of_a_tokenizer_works_with_a_warning(command, mix, capsys):
     words = [*command, str(mix), *ARRAYS]
     assert main([*words, "--tokenizer-name", "tok"]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_the_old_spelling_of_a_tokenizers_name_works_with_a_warning(command, mix
     assert "--tokenizer-name tok" in capsys.readouterr().err
 
 
-def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
+def test_json_prints_the_figures_that_output_writes(mix, tmp_path, capsys):
     words = ["pack", str(tmp_path / "tok/a/0.npy"), *ARRAYS, "--sequence-length", "64"]
     assert main([*words, "--json", "-o", str(tmp_path / "figures.json")]) == 0
     printed = capsys.readouterr()
@@ -121,7 +121,7 @@ def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path,
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(config_schema()))
 
 
-def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(failure):
+def test_wrong_arguments_give_status_2_and_print_the_error_and_two_lines_of_usage(failure):
     wrong = ["", "demoo", "index", "index a --dtype int8", "index a --path-remap x", "index a --maxtext"]
     wrong += ["bench --files 0", "bench --seconds x", "bench --seconds inf"]
     wrong += ["demo --steps 1", f"demo --steps {1 << 63}", "demo --seed -1"]
@@ -134,7 +134,7 @@ def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(fail
         assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} "), line
 
 
-def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):
+def test_a_failure_prints_a_sentence_to_stderr_and_gives_status_1(failure, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, message in (("none.txt", "no such file"), ("none/*.npy", "the glob matches no file")):
         status, error = failure("index", name)
@@ -148,7 +148,7 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monke
 def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_path, monkeypatch, failure):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for command in (  # with an input that does not exist; the output is appended
+    for command in (  # their inputs do not exist; the loop appends an output
         "report no-config.yaml -o",
         "trace no-config.yaml --steps 0 -o",
         "bench no-config.yaml -o",
@@ -170,7 +170,7 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_pa
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_work_without_an_end_shows_how_long_it_has_taken(terminal, monkeypatch):
+def test_work_of_unknown_length_shows_how_long_it_has_taken(terminal, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", shown)
@@ -185,7 +185,7 @@ def test_work_without_an_end_shows_how_long_it_has_taken(terminal, monkeypatch):
     assert shown.getvalue().endswith("\r\x1b[K" if terminal else " s\n")
 
 
-def test_work_that_begins_again_has_no_negative_time_and_a_closed_stderr_does_not_end_work(monkeypatch):
+def test_progress_that_goes_back_shows_no_negative_time_and_a_closed_stderr_stops_no_work(monkeypatch):
     shown = Mock(**{"isatty.return_value": False})
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(progress, "EVERY", 1e-9)
@@ -198,7 +198,7 @@ def test_work_that_begins_again_has_no_negative_time_and_a_closed_stderr_does_no
 
 
 @pytest.mark.parametrize("closed", [1, 2])
-def test_a_command_works_where_a_standard_stream_is_closed(closed, mix, tmp_path):
+def test_a_command_works_with_a_closed_standard_stream(closed, mix, tmp_path):
     out = tmp_path / "index.json"
     arguments = ["index", str(mix), *ARRAYS, "--tokenizer-name", "tok", "-o", str(out)]
     command = shlex.join([sys.executable, "-m", "grain_sft.cli.main", *arguments])

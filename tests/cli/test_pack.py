@@ -1,4 +1,4 @@
-"""`grain-sft pack`: the figures of a packing, and of all algorithms side by side."""
+"""`grain-sft pack` prints the figures of a packing, and compares those of all algorithms."""
 
 import functools
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_an_algorithm_that_is_registered_later_is_compared_too(chats, monkeypatc
     assert found["algorithm"] == "best_fit_decreasing" and found["rows"] > 0
 
 
-def test_one_algorithm_is_packed_and_all_are_compared(chats, packed):
+def test_compare_adds_all_algorithms_to_the_packing_of_one(chats, packed):
     found = packed(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
     assert found["packing"]["epochs"] == 2 and len(found["packing"]["plans"]) == 2
     assert found["packing"]["documents"] == 400
@@ -98,7 +98,7 @@ def test_a_comparison_in_which_every_algorithm_fails_is_a_failure(chats, capsys)
     assert capsys.readouterr().out.count("expected less than 2**31") == len(ALGORITHMS)
 
 
-def test_the_learning_rate_is_printed_for_a_batch(chats, capsys, packed):
+def test_the_learning_rate_is_printed_only_for_a_given_batch(chats, capsys, packed):
     corpus = grain_sft.open_corpus(chats)
     arguments = [chats, "--algorithm", "best_fit_decreasing"]
     assert packed(*arguments)["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)}
@@ -119,7 +119,7 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed, f
     assert "no document has a token" in error and "Check its eos_token_id." in error
 
 
-def test_a_mistake_is_an_error(chats, failure):
+def test_options_that_are_wrong_missing_or_incompatible_are_refused(chats, failure):
     for words, status, message in (
         ("--sequence-length 64 --algorithm multipack --max-segments 2", 1, "can't limit the documents of a row"),
         ("--sequence-length 64 --algorithm multipack --batch-rows 9000", 1, "leaves no row"),

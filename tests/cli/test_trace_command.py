@@ -34,7 +34,7 @@ def lines_of(found):
     """Return the lines of a trace, as dicts with the column names of the command."""
     columns = {name: column.tolist() for name, column in found.columns().items()}
     columns["file"] = [found.paths[shard] for shard in columns["shard"]]
-    columns["source"] = list(map(str, columns["source"]))  # numbers, because the corpus names no sources
+    columns["source"] = list(map(str, columns["source"]))  # sources are numbers, because the corpus does not name them
     return [{name: columns[name][at] for name in COLUMNS} for at in range(len(columns["step"]))]
 
 
@@ -66,7 +66,7 @@ def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, c
     assert json.loads(table.schema.metadata[b"grain_sft"])["receipt"] == code
 
 
-def test_the_default_is_an_aligned_table_with_file_names_for_people(config, pipeline, capsys):
+def test_the_default_format_is_an_aligned_table_with_file_names_instead_of_paths(config, pipeline, capsys):
     found = trace(pipeline, range(2, 4))
     head, names, *lines = run(capsys, config, "--steps", "2:4").splitlines()
     assert head == f"# {pipeline.receipt.code} steps 2:4"
@@ -79,7 +79,7 @@ def test_the_default_is_an_aligned_table_with_file_names_for_people(config, pipe
     assert len({text.partition("\n")[2] for text in everything}) == 1
 
 
-def test_a_trace_may_be_of_one_host_and_without_counts_of_trainable_tokens(config, pipeline, capsys):
+def test_a_trace_can_be_limited_to_one_host_and_leave_out_counts_of_trainable_tokens(config, pipeline, capsys):
     head, lines = read_csv(run(capsys, config, "--steps", "2:9", "--host", "1/2", "--format", "csv", "--no-trainable"))
     found = trace(pipeline, range(2, 9), host=Host(1, 2), trainable=False)
     assert head.endswith("steps 2:9, host 1/2")
@@ -117,7 +117,7 @@ def test_documents_in_windows_are_found_and_a_summary_does_not_count_them(tmp_pa
     assert run(capsys, path, "--steps", "0:2", "--summary").splitlines()[-1].split()[1] == "-"
 
 
-def test_what_cannot_be_answered_is_an_error(config, failure):
+def test_a_question_that_cannot_be_answered_is_an_error(config, failure):
     for arguments, words in (
         ("--steps 5:3", "expected A:B"),
         ("--steps x", "expected A:B"),
@@ -146,7 +146,7 @@ def test_a_trace_answers_one_question_and_refuses_options_that_do_not_apply_to_i
     assert failure("trace", config, "--steps", "1:2", "--document", "3")[0] == 2
 
 
-def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
+def test_a_trace_that_fails_leaves_no_file(config, tmp_path, failure):
     (tmp_path / "sft" / "labels_mask_part_0003.npy").write_bytes(b"")
     before = sorted(tmp_path.iterdir())
     for name in ("trace.csv", "trace.jsonl"):
@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
 
 
-def test_a_process_of_trace_imports_no_jax_and_ends_with_its_reader(config):
+def test_trace_imports_no_jax_and_ends_without_a_traceback_when_its_reader_closes_the_pipe(config):
     def printed(code, *words):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.stderr == ""

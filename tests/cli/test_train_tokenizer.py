@@ -1,4 +1,4 @@
-"""Training a tokenizer: sizes that do not fit the texts, special tokens, missing texts, and progress."""
+"""`train_tokenizer` shows its progress, and refuses texts, sizes and special tokens that cannot be trained."""
 
 import time
 
@@ -22,7 +22,7 @@ CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
         (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
     ],
 )
-def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(texts, size, model_type, message):
+def test_the_error_of_a_vocabulary_size_that_does_not_fit_names_a_size_that_works(texts, size, model_type, message):
     with pytest.raises(PrepareError, match=message) as error:
         train_tokenizer(texts, size, model_type=model_type)
     assert "INTERNAL" not in str(error.value)
@@ -36,17 +36,16 @@ def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained
         assert train_tokenizer(WORDS, 300, special) == expected
 
 
-def test_no_text_and_a_special_token_that_is_not_utf_8_are_sentences():
-    with pytest.raises(PrepareError, match="hold no text to train on"):
-        train_tokenizer([], 400)
-    with pytest.raises(PrepareError, match="hold no text to train on"):
-        train_tokenizer([""], 400)
+def test_no_text_and_a_special_token_that_is_not_utf_8_are_refused():
+    for texts in ([], [""]):
+        with pytest.raises(PrepareError, match="hold no text to train on"):
+            train_tokenizer(texts, 400)
     with pytest.raises(PrepareError, match=r"special token '<.udcff>' contains NUL or a byte that is not UTF-8"):
         train_tokenizer(WORDS, 300, ["<\udcff>"])
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])
-def test_an_exception_of_the_texts_is_raised_unchanged(kind):
+def test_an_exception_from_the_iterator_of_texts_is_raised_unchanged(kind):
     def texts():
         yield from WORDS
         raise kind("here")
