@@ -89,7 +89,7 @@ def test_a_mistake_in_a_section_is_named(section, message):
     assert str(error.value).startswith(f"a.yaml: shop{message}")
 
 
-def test_a_right_section_is_taken_and_the_command_line_has_the_same_options(capsys):
+def test_a_correct_section_is_accepted_and_the_command_line_has_the_same_options(capsys):
     check({"name": "x", "kind": "my.module:Fig", "basket": {"size": 1}, "anything": [{}]}, OPTIONS, "a.yaml: shop")
     assert msgspec.convert({"name": "x"}, struct_of("Shop", OPTIONS)).kind == "apple"
     parser = argparse.ArgumentParser()
@@ -134,7 +134,7 @@ class ForTypeCheckers:
         self.count = count
 
 
-def test_a_class_from_outside_may_have_any_types():
+def test_a_users_class_may_have_options_of_any_type():
     options = options_of(FromOutside)
     check({"path": "a.txt", "names": {"a": 1}, "rate": 0.5}, options, "a.yaml: outside")
     expected = ["Path of a file, on two lines.", "Names by number.", "Rate."]
@@ -145,6 +145,6 @@ def test_a_class_from_outside_may_have_any_types():
         check({"tokenizer": {}, "count": 3}, options_of(declaration), "a.yaml: outside")
 
 
-def test_a_transform_from_outside_has_options(tmp_path):
+def test_the_options_of_a_users_transform_are_checked(tmp_path):
     config = sections(tmp_path, 8, layout="windows") | {"transforms": [{f"{__name__}:Shop": {"name": 5}}]}
     assert "Shop.name is 5; expected text" in error_of(config)

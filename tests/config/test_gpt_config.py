@@ -1,4 +1,4 @@
-"""Tests that a trainer's GPTConfig is a config, and gives the batches of that trainer's own (episode-indexed) loader."""
+"""A trainer's GPTConfig is a config. It gives the batches of the trainer's own loader, which reads rows of episodes."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_batches_are_the_loaders(tmp_path, name, hosts):
-    """x, y and mask are compared past the end of the first epoch. The mask has the weight of each target, or else 1 or 0."""
+def test_batches_equal_those_of_the_trainers_loader(tmp_path, name, hosts):
+    """x, y and mask are compared past the end of the first epoch. The mask is 0 or 1, or the weights of the targets."""
     keys = {**GPT_CONFIG, **CHANGES[name]}
     if keys["batch_size"] % hosts:
         hosts = 5  # the run "short rows" has batches of 5 rows
@@ -41,7 +41,7 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
             assert batch[key].dtype == np.int32
         assert all(part[key].flags.c_contiguous for part in parts for key in part)
         taken = batch["targets_segmentation"] != 0
-        if "mask" not in expected:  # the loader gives none; here padding takes no loss
+        if "mask" not in expected:  # the loader gives no mask; in our batches, padding takes no loss
             np.testing.assert_array_equal(taken[:, :-1], batch["inputs_segmentation"][:, 1:] != 0)
         else:
             mask = batch["targets_weights"] if name == "weights" else taken.astype(np.float32)
@@ -50,7 +50,7 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
 
 
 def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):
-    """A whole row ends with the EOT. So padding must be another token, to tell these rows from those with padding."""
+    """A whole row, one without padding, has the EOT as its last target. Other rows end with the padding token 777."""
     keys = {**GPT_CONFIG, "use_loss_mask": False, "block_size": 4, "pad_token_id": 777}
     pipeline = load({**keys, "dataset_dir": str(data)})
     for step in range(3):
@@ -59,7 +59,7 @@ def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):
         assert whole.any() and (batch["targets_segmentation"][whole] == 1).all()
 
 
-def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data, tmp_path, monkeypatch):
+def test_a_config_that_inherits_a_trainers_config_may_change_its_dataset_dir_and_seed(data, tmp_path, monkeypatch):
     write_config(tmp_path / "configs" / "sft1" / "base.json", {**OTHERS, **GPT_CONFIG})
     mine = {"inherits": "configs/sft1/base.json", "epoch_seed": 7}
     write_config(tmp_path / "configs" / "sft1" / "mine.json", mine)
@@ -71,7 +71,7 @@ def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data,
     assert load(in_same_folder).data_key == pipeline.data_key
 
 
-def test_sections_of_ours_replace_a_trainers_keys(data):
+def test_the_sections_of_a_config_replace_the_trainers_keys(data):
     keys = {**GPT_CONFIG, "dataset_dir": str(data), "sampler": {"epochs": 2, "global_batch_size": 4}}
     pipeline = load({**keys, "corpus": {"eos_token_id": 2}})
     assert pipeline.sampler.epochs == 2 and pipeline.sampler.global_batch_size == 4
@@ -113,7 +113,7 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     ],
     ids=str,
 )
-def test_mistakes_are_named(data, tmp_path, changes, expected):
+def test_the_error_names_the_mistake(data, tmp_path, changes, expected):
     path = write_config(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
     message = error_of(path)
     assert message.startswith(f"{path}: ") and expected in message

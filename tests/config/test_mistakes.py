@@ -1,4 +1,4 @@
-"""Tests that `load` names each mistake in a config in one sentence."""
+"""`load` names each mistake in a config in one sentence."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from grain_sft.config import naming
 from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, TransformError
 
 
-def test_a_mistake_is_named_with_the_config(config, tmp_path):
+def test_the_error_names_the_config_and_the_mistake(config, tmp_path):
     for place, value, expected in (
         ("smapler", 1, "unknown key 'smapler'. The nearest known: 'sampler'."),
         ("sampler.global_batch", 1, "sampler: unknown key 'global_batch'. The nearest known: 'global_batch_size'."),
@@ -46,7 +46,7 @@ def test_a_mistake_is_named_with_the_config(config, tmp_path):
         assert message.startswith(f"{path}: ") and expected in message, (place, value)
 
 
-def test_a_mistake_in_a_layout_of_documents_is_named(chats):
+def test_the_error_names_a_mistake_in_a_layout_of_documents(chats):
     for place, value, expected in (
         ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
         ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack shuffles by it."),
@@ -56,7 +56,7 @@ def test_a_mistake_in_a_layout_of_documents_is_named(chats):
         assert expected in error_of(put(chats, place, value)), (place, value)
 
 
-def test_an_error_is_named_with_the_config_and_keeps_its_class(config):
+def test_an_error_names_the_config_and_keeps_its_class(config):
     of_filter = [{"ngram_filter": {"max_period": 0}}]
     wrong = [("corpus.path", "", CorpusFileError), ("sampler.seed", -1, ConfigError)]
     wrong += [("layout.sequence_length", 10_000, LayoutError), ("transforms", of_filter, TransformError)]
@@ -71,7 +71,7 @@ class PluginError(ConfigError):
         super().__init__(message, code)
 
 
-def test_an_error_of_a_plugin_that_takes_other_arguments_stays_as_it_is():
+def test_a_plugins_error_is_raised_unchanged_if_its_class_takes_other_arguments():
     with pytest.raises(PluginError), naming("config"):
         raise PluginError("message", 5)
 
@@ -85,7 +85,7 @@ def test_a_former_key_is_renamed_except_as_the_name_of_a_source(config):
     assert message == "config: when_dry and on_exhausted, its new name, are both given. Remove when_dry."
 
 
-def test_every_section_and_every_required_key_is_needed(config):
+def test_a_missing_section_and_a_missing_required_key_are_named(config):
     assert error_of(5).startswith("load: config is 5 (int); expected the path of a config, or a mapping")
     assert "config: corpus is None; expected a section with path" in error_of({})
     for section in ("corpus", "layout", "sampler"):
@@ -99,7 +99,7 @@ def test_every_section_and_every_required_key_is_needed(config):
     assert expected in error_of(put(config, "corpus.pad_token_id", None))
 
 
-def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path):
+def test_the_error_of_a_key_that_is_given_twice_names_its_line(tmp_path):
     for name, text, line, key in (
         ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
         ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
@@ -135,7 +135,7 @@ NOT_YAML = ("corpus: {path: a", "\t- x", "corpus: *nothing", "{[1]: 2}", "\0", "
 NOT_YAML += ("a: !!int x", "a: !!binary ä", "corpus: !!python/object/apply:pathlib.Path.touch [touched]")
 
 
-def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch):
+def test_text_that_is_not_a_config_is_refused_and_none_of_it_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text, expected in (
         *(("a.json", text, "not JSON: ") for text in NOT_JSON),
@@ -151,7 +151,7 @@ def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch
         assert {*os.listdir()} <= {"a.json", "a.yaml"}, text[:30]
 
 
-def test_a_config_or_a_key_that_cant_be_read_is_named(config, tmp_path):
+def test_a_file_that_cannot_be_read_and_a_key_that_is_not_text_are_named(config, tmp_path):
     for key in (5, None, True, 1.5):  # keys of YAML that are not text
         path = write_config(tmp_path / "a.yaml", {**config, key: 1})
         assert f"{path}: unknown key {key!r}" in error_of(path)

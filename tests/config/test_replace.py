@@ -1,4 +1,4 @@
-"""Amendments `replace` give a source of a mixture another path, weight or repeat cap from a step on."""
+"""An amendment `replace` gives a source of a mixture another path, weight or repeat cap from a step on."""
 
 import pickle
 import random
@@ -29,7 +29,7 @@ def config_of(paths, amendments=(), **sampler):
 
 
 def streams_of(pipeline, steps):
-    """Return for each source the rows that `steps` read from it, in order: (path of the corpus, number of the row)."""
+    """Return the rows that `steps` read from each source, in order: (path of its first shard, number of the row)."""
     found = {}
     for step in steps:
         stage = pipeline.at(step)
@@ -40,7 +40,7 @@ def streams_of(pipeline, steps):
 
 
 @pytest.mark.parametrize("skipped", [0, 3])
-def test_a_source_has_other_files_from_a_step_on(paths, skipped):
+def test_a_replaced_source_reads_other_files_from_a_step_on(paths, skipped):
     skip = [{"skip": {"from": 2, "steps": skipped}}] if skipped else []
     schedule = [{"step": 4, "global_batch_size": 12}, {"step": 15, "weights": {"a": 5}}]
     replace = {"replace": {"from": 9, "source": "b", "path": paths["new"]}}
@@ -105,7 +105,7 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
 
 def test_a_scheduled_weight_stays_after_a_replacement_and_ends_with_its_stage(paths):
     """The replacement at step 4 keeps the weight 20 of b, which its stage schedules. The next stage has the weight 1 again."""
-    # of two amendments of one step, the later in the list counts
+    # of two amendments with the same step, the later in the list counts
     reweights = [{"replace": {"from": 0, "source": "b", "weight": 20}}, {"reweight": {"from": 0, "weights": {"b": 1}}}]
     replace = {"replace": {"from": 4, "source": "a", "path": paths["a"]}}
     stages = [{"steps": 8, "sampler": {"schedule": [{"step": 2, "weights": {"b": 20}}]}}, {}]
@@ -116,7 +116,7 @@ def test_a_scheduled_weight_stays_after_a_replacement_and_ends_with_its_stage(pa
         assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
 
 
-def test_a_schedule_that_repeats_the_planned_weight_leaves_an_amendment_in_force_after_a_replacement(paths):
+def test_an_amended_weight_stays_if_the_schedule_repeats_the_weight_of_the_config(paths):
     reweight = {"reweight": {"from": 0, "weights": {"b": 20}}}
     replace = {"replace": {"from": 4, "source": "a", "path": paths["new"]}}
     for amendments in ([reweight], [reweight, replace]):
@@ -124,7 +124,7 @@ def test_a_schedule_that_repeats_the_planned_weight_leaves_an_amendment_in_force
         assert len(streams_of(load(config), range(4, 30))["b"]) == pytest.approx(26 * 6 * 20 / 22, abs=2)
 
 
-def test_a_source_has_another_weight_and_repeat_cap(paths):
+def test_a_replacement_changes_the_weight_or_the_repeat_cap_of_a_source(paths):
     weight = {"replace": {"from": 5, "source": "b", "weight": 4}}
     reweight = {"reweight": {"from": 5, "weights": {"b": 4}}}
     one, other = load(config_of(paths, [weight])), load(config_of(paths, [reweight]))
@@ -135,7 +135,7 @@ def test_a_source_has_another_weight_and_repeat_cap(paths):
     assert np.bincount(rows).tolist() == [2] * len(capped.source_at(0).layout.parts["b"])
 
 
-def test_a_source_without_rows_is_named_with_the_step_of_the_trainer(paths):
+def test_the_error_of_an_exhausted_source_names_the_step_of_the_trainer(paths):
     cap = {"from": 5, "source": "b", "max_epochs": 1, "on_exhausted": "fail"}
     failing = load(config_of(paths, [{"skip": {"from": 3, "steps": 4}}, {"replace": cap}]))
     with pytest.raises(GrainSftError, match="source b has no row left") as error:
@@ -147,7 +147,7 @@ def test_a_source_without_rows_is_named_with_the_step_of_the_trainer(paths):
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
-def test_records_of_the_run_name_the_replacement(paths, tmp_path):
+def test_the_audit_the_receipt_the_trace_and_checkpoints_record_the_replacement(paths, tmp_path):
     config = {**config_of(paths), "audit": str(tmp_path / "audit")}
     replace = {"from": 6, "source": "b", "path": "new"}
     (tmp_path / "new").symlink_to(paths["new"])
@@ -166,7 +166,7 @@ def test_records_of_the_run_name_the_replacement(paths, tmp_path):
         checkpoint.resume_step(checkpoint.data_state(changed, 8), plain)
 
 
-def test_a_wrong_replacement_is_named(paths):
+def test_a_wrong_replacement_is_refused(paths):
     for section, message in (
         ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
         ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
