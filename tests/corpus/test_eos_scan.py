@@ -1,6 +1,6 @@
 """Documents end at each EOS token, or only at an EOS before a BOS.
 
-The finder of documents reads the tokens in blocks, whose size changes nothing. It caches what it found.
+The finder of documents reads the tokens in blocks and caches the documents. The size of a block does not change them.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, 
 
 
 def test_a_scan_is_cached_until_the_tokens_or_the_ids_change(tmp_path, write_tokens, monkeypatch, own_cache):
-    """The first three patches make the cache keep also small files and files that were just written. The last counts scans."""
+    """The first three patches also cache small files and files that were just written. The last patch counts scans."""
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
@@ -75,4 +75,4 @@ def test_a_scan_is_cached_until_the_tokens_or_the_ids_change(tmp_path, write_tok
     assert found() != first and len(scans) == 4
     for cached in (tmp_path / "cache" / "documents").glob("*.arrays"):
         cached.write_bytes(cached.read_bytes()[:-100])  # the next scan replaces the damaged file
-    assert found() == found() and len(scans) == 5
+    assert found() == found() == documents_by_a_loop([tokens.tolist()], None) and len(scans) == 5

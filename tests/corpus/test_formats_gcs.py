@@ -70,7 +70,7 @@ def test_a_corpus_in_a_bucket_equals_the_local_corpus(folder, bucket, docs, name
 
 
 @pytest.mark.parametrize("name", ["olmo", "episodes", "primer"])
-def test_an_index_opens_after_a_move_beside_its_files_or_with_remapped_paths(folder, docs, name, tmp_path):
+def test_an_index_opens_after_its_files_moved_with_it_or_were_remapped(folder, docs, name, tmp_path):
     local = grain_sft.open_corpus(folder / name)
     local.save(folder / "index.json")
     local.save(tmp_path / "elsewhere" / "index.json")

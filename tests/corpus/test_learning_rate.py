@@ -30,7 +30,7 @@ def three(tmp_path):
         (4_000_000, 1, "", 3e-4 * 0.5**0.5),  # computed by hand
     ],
 )
-def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
+def test_the_learning_rate_equals_that_of_openchat(three, batch_tokens, ranks, model_type, rate):
     assert automatic_learning_rate(three, batch_tokens, ranks, model_type) == pytest.approx(rate, rel=1e-12)
 
 
@@ -60,7 +60,7 @@ def test_a_token_in_several_overlapping_documents_counts_in_each(tmp_path):
     assert found == sum(int(loss[at + 1 : at + n].sum()) for at, n in pairs.tolist()) / pairs[:, 1].sum()
 
 
-def test_without_loss_files_all_but_first_tokens_are_supervised_and_unknown_documents_are_refused(write_tokens):
+def test_without_loss_files_all_but_first_tokens_are_supervised_and_an_eos_id_is_required(write_tokens):
     path = write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9])
     assert supervised_ratio(grain_sft.open_corpus(path, eos_token_id=EOS)) == 3 / 5  # 2 of 3 and 1 of 2 tokens
     with pytest.raises(CorpusError, match="Give eos_token_id"):

@@ -1,6 +1,7 @@
-"""Label masks may be listed or ignored, and a saved index records which. A missing mask never means loss on all tokens.
+"""Label masks may be listed or ignored. A missing mask never means loss on all tokens.
 
-A label mask is a file next to a token file. It states which of the tokens take loss.
+A label mask is a file next to a token file. It states which of the tokens take loss. A saved index records whether masks
+are ignored.
 """
 
 import json
@@ -82,7 +83,7 @@ def test_a_saved_index_records_whether_masks_are_ignored(parts, tmp_path):
         assert open_corpus(index, use_loss_mask=False).ignores_loss
 
 
-def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
+def test_an_index_of_version_0_1_0_is_refused_if_its_files_have_masks(parts, tmp_path):
     """Version 0.1.0 wrote indexes of listed files without masks and without the key `use_loss_mask`."""
     index, masks = tmp_path / "index.json", sft.masks_of(parts)
     open_corpus(sft.tokens_of(parts), eos_token_id=sft.EOS, use_loss_mask=False).save(index)
@@ -101,7 +102,7 @@ def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
 
 
 @pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer, sft.write_openchat])
-def test_masks_of_every_format_can_be_ignored_and_have_no_place_in_maxtexts_index(tmp_path, write):
+def test_masks_of_every_format_can_be_ignored_and_cannot_be_saved_in_maxtexts_index(tmp_path, write):
     root = write(tmp_path / "x", sft.documents())
     corpus = open_corpus(root, use_loss_mask=False, eos_token_id=sft.EOS)
     assert corpus.ignores_loss and corpus.read(0, 10)[1] is None

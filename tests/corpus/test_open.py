@@ -1,4 +1,4 @@
-"""Tests of `open_corpus`: what it opens, what it refuses, and which changes of files alter the fingerprint."""
+"""`open_corpus` opens every form of a path and refuses wrong arguments. Fingerprints depend on contents, not on names."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def names(tree):
     return lambda where, **given: [os.path.relpath(each.path, tree) for each in open_corpus(where, **given).shards]
 
 
-def test_a_directory_and_a_glob_are_their_files_sorted_and_a_list_keeps_its_order(tree, names):
+def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(tree, names):
     expected = ["a.npy", "b.npy", "sub-2/z.npy", "sub/c.npy", "sub/deep/a.npy"]
     assert names(tree) == names(f"{tree}/") == names(f"file://{tree}", format="files") == expected
     assert names(f"{tree}/*.npy") == names(f"{tree}/[ab].npy") == ["a.npy", "b.npy"]
@@ -55,14 +55,14 @@ def test_a_folder_that_cannot_be_listed_is_refused_but_lost_and_found_is_skipped
         open_corpus(tree / pattern)
 
 
-def test_paths_that_no_mix_lists_are_remapped_too(tree, names):
+def test_paths_that_are_given_to_open_corpus_are_remapped(tree, names):
     remap = {"/old/": f"{tree}/"}
     assert names("/old/a.npy", path_remap=remap) == ["a.npy"]
     assert names(["/old/b.npy", "/old/sub*/*.npy"], path_remap=remap) == ["b.npy", "sub-2/z.npy", "sub/c.npy"]
     assert names(f"{tree}/c.npy", path_remap={f"{tree}/": f"{tree}/sub/"}) == ["sub/c.npy"]  # remapped once, not twice
 
 
-def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
+def test_a_single_file_opens_by_every_form_of_its_path(tree, monkeypatch):
     monkeypatch.chdir(tree)
     monkeypatch.setenv("HOME", str(tree))
     for where in ("a.npy", "./a.npy", "~/a.npy", tree / "a.npy", f"file://{tree}/a.npy", ["a.npy"], (tree / "a.npy",)):
@@ -120,8 +120,8 @@ class Whole(Dump):
 """
 
 
-def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
-    """tests/test_plugin.py tests a format from outside that has documents."""
+def test_a_users_format_opens_only_by_its_name(tmp_path, write_tokens, monkeypatch):
+    """tests/test_plugin.py tests a user's format that has documents."""
     (tmp_path / "outside.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
     path = write_tokens("a.dump", [1, 2, 3], "uint16")
@@ -149,7 +149,7 @@ def test_a_dtype_may_be_given_in_the_forms_that_numpy_accepts(write_tokens):
 
 
 @pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])
-def test_arguments_of_other_types_are_errors(where):
+def test_a_path_of_a_wrong_type_is_an_error(where):
     with pytest.raises(WrongTypeError, match=r"where(: an item)? is .*expected a path"):
         open_corpus(where)
 
@@ -206,12 +206,12 @@ def test_names_labels_headers_and_the_tokenizers_name_do_not_change_the_fingerpr
     assert fingerprint(other) == expected
 
 
-def test_order_number_dtype_eos_and_length_change_the_fingerprint(folder):
+def test_the_files_their_order_and_length_the_dtype_and_the_eos_change_the_fingerprint(folder):
     first, second = listed = [folder / "a.npy", folder / "b.npy"]
     found = [fingerprint(paths) for paths in (listed, [second, first], listed[:1], [*listed, second])]
     found += [fingerprint(folder, dtype=dtype) for dtype in ("uint8", "uint16", "uint64")]
     found += [fingerprint(folder, eos_token_id=eos) for eos in (0, 1, 100_257)]
-    for length in (20_000, 30_000):  # the first and the last 4 KiB of both files are equal: zeros
+    for length in (20_000, 30_000):  # both lengths have the same first and last 4 KiB: zeros
         np.zeros(length, np.uint32).tofile(second)
         found.append(fingerprint(folder))
     assert len(set(found)) == len(found)

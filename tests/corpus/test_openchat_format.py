@@ -1,7 +1,7 @@
 """OpenChat's Parquet files are unpacked to the cache once, and open as a corpus.
 
-A file has the weight of the next token with each token. In the corpus, each token has its own weight. The weights of
-the first tokens of documents are in a file of their own, `*.first_weights.bin`.
+Next to each token, a Parquet file has the weight of the following token. In the corpus, each token has its own weight.
+The weights of the first tokens of documents are in another file, `*.first_weights.bin`.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_a_file_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     sft.assert_documents(open_corpus(tmp_path), docs[:5])
 
 
-def test_a_root_must_contain_the_file_but_not_the_cache_with_its_arrays(tmp_path):
+def test_a_root_must_contain_the_parquet_file_but_not_the_cache_of_its_arrays(tmp_path):
     docs = sft.documents(weights=True)
     folder = sft.write_openchat(tmp_path / "data", docs, sources=True)
     for _ in range(2):

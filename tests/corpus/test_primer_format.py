@@ -64,7 +64,7 @@ STARTS_OUT_OF_ORDER = [([0, 5, 5], "start 2 is 5"), ([1, 5], "start 0 is 1"), ([
 WRONG_STARTS = [*STARTS_OUT_OF_ORDER, ([], "lists no document")]
 
 
-def test_starts_of_documents_may_be_raw_and_may_end_with_the_total_but_must_ascend(tmp_path):
+def test_the_file_of_starts_may_be_raw_and_may_end_with_the_total_but_must_ascend(tmp_path):
     docs = documents()
     path = write_primer(tmp_path, docs) / "train_idx.npy"
     starts = np.append(np.load(path), len(joined(docs)[0]))
@@ -94,7 +94,7 @@ WRONG_KEYS = [
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), WRONG_KEYS)
-def test_a_key_of_meta_json_of_the_wrong_kind_is_named(tmp_path, key, value, expected):
+def test_a_wrong_value_in_meta_json_is_named(tmp_path, key, value, expected):
     path = write_primer(tmp_path, documents()) / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     assert expected in error_of(tmp_path)

@@ -1,4 +1,4 @@
-"""An index that `Corpus.save` wrote opens as the same corpus, also after a move, and refuses files that changed.
+"""An index that `Corpus.save` wrote opens as the same corpus, also after a move. A changed file or index is refused.
 
 The last tests read and write the format of MaxText's index. MaxText 0.2.5 wrote `tests/golden/maxtext/index.json`.
 """
@@ -177,7 +177,7 @@ def remapped(listed):
     return {"path_remap": {"gs://bucket/": f"{listed}/"}}
 
 
-def test_maxtexts_index_is_the_corpus_of_its_files(listed, remapped):
+def test_maxtexts_index_opens_as_the_corpus_of_its_files(listed, remapped):
     """Opening the index also compares its fingerprint, which MaxText computed."""
     corpus = open_corpus(GOLDEN, eos_token_id=1999, **remapped)
     expected = [(str(listed / name), name[0], count) for name, count in COUNTS.items()]

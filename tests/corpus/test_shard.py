@@ -57,7 +57,7 @@ def test_raw_files_and_headers_of_any_version_are_read_whatever_their_names(tmp_
 
 def test_a_header_with_9000_bytes_of_padding_is_skipped_whole(tmp_path):
     tokens, path = np.arange(5000, dtype=np.uint16), tmp_path / "a.npy"
-    header = header_of("(5000,)", "'<u2'").replace("False", "True")  # one dimension: fortran_order decides nothing
+    header = header_of("(5000,)", "'<u2'").replace("False", "True")  # fortran_order has no effect on one dimension
     path.write_bytes(npy_bytes(header + " " * 9_000 + "\n", tokens.tobytes()))
     np.testing.assert_array_equal(read_all(path), tokens)
     assert open_corpus(path).shards[0].digest == open_corpus(write_npy(tmp_path / "b.npy", tokens)).shards[0].digest
@@ -165,14 +165,14 @@ def test_a_header_that_is_not_a_valid_dict_is_refused(tmp_path, header, expected
     assert expected in error_of(tmp_path / "a.npy")
 
 
-def test_files_of_two_dtypes_are_not_one_corpus(tmp_path):
+def test_files_of_two_dtypes_in_one_corpus_are_refused(tmp_path):
     first = write_npy(tmp_path / "a.npy", np.arange(50, dtype=np.uint16))
     second = write_npy(tmp_path / "b.npy", np.arange(50, dtype=np.uint32))
     assert "header states uint16, but dtype=uint32 was given" in error_of(first, dtype="uint32")
     assert f"{second}: its tokens are uint32, but those of {first} are uint16" in sft_files.error_of([first, second])
 
 
-def test_the_first_bad_file_in_order_is_the_one_named(tmp_path, write_tokens):
+def test_of_several_bad_files_the_first_is_named(tmp_path, write_tokens):
     listed = [write_tokens(f"{number:03}.npy", range(number + 1)) for number in range(100)]
     for number in (90, 40, 70):
         (tmp_path / f"{number:03}.npy").write_bytes(b"odd")
