@@ -38,7 +38,7 @@ def test_docstrings_come_in_order_from_files_that_are_never_imported(tmp_path: P
     ]
 
 
-def test_text_is_the_same_twice_within_its_bound_and_without_repeats() -> None:
+def test_docstrings_are_the_same_at_each_call_within_their_limit_and_without_repeats() -> None:
     entries = corpus.docstrings(SMALL_TEXT)
     assert entries == corpus.docstrings(SMALL_TEXT)
     fewer = corpus.docstrings(50_000)
@@ -79,7 +79,7 @@ def test_every_document_is_a_question_and_its_answer_and_only_the_answer_takes_l
     assert cut < 20
 
 
-def test_packed_rows_have_next_to_no_padding_and_several_conversations(chat: Chat) -> None:
+def test_packed_rows_have_little_padding_and_several_conversations(chat: Chat) -> None:
     found = chat.pipeline.source.layout.statistics
     assert found["segments"] == sum(map(len, chat.answers.values())) and not found["dropped_documents"]
     assert found["padding"] < 0.02 * (found["tokens"] + found["padding"])

@@ -1,4 +1,4 @@
-"""Tests of `grain-sft demo`: its folder, its comparison of runs, and whole demos."""
+"""`grain-sft demo` resumes a killed run, and compares it with an uninterrupted one. It leaves other files alone."""
 
 import os
 import re
@@ -34,7 +34,7 @@ OTHER_BATCH = {8: msgspec.structs.replace(WHOLE[8], batch_sha256="f" + "0" * 63)
 
 
 def log(*steps: int) -> Log:
-    """Return the records of `range(*steps)`, as `WHOLE` has them."""
+    """Return the records of `WHOLE` for the steps `range(*steps)`."""
     return {step: WHOLE[step] for step in range(*steps)}
 
 
@@ -48,7 +48,7 @@ def log(*steps: int) -> Log:
         (log(3, 8), log(8), "Step 8 is the first that differs: None and None"),
     ],
 )
-def test_the_first_difference_is_named(resumed, uninterrupted, sentence):
+def test_the_first_step_that_differs_is_named(resumed, uninterrupted, sentence):
     assert str(difference(range(3, 9), resumed, uninterrupted)).startswith(sentence)
 
 
@@ -57,7 +57,7 @@ def test_a_table_marks_what_differs() -> None:
     assert [line.split()[-1] for line in lines[1:]] == ["same", "same", "DIFFERS"]
 
 
-def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
+def test_a_line_of_the_log_is_parsed_unless_it_was_cut_off() -> None:
     for each in (WHOLE[0], OTHER_LOSS[5]):
         line = msgspec.json.encode(each).decode()
         assert parse(line) == each and parse(line[:-9]) is None
@@ -128,7 +128,7 @@ def test_the_resumed_run_continued_from_the_checkpoint_of_the_killed_one(finishe
 
 
 @pytest.mark.pages
-def test_a_run_that_can_not_write_its_checkpoint_fails_with_its_sentence(tmp_path: Path) -> None:
+def test_a_run_that_can_not_write_its_checkpoint_fails_with_one_sentence(tmp_path: Path) -> None:
     status, _, errors = demo(tmp_path / "demo", 4 << 20)  # the corpus has smaller files, and checkpoints are larger
     assert status == 1
     (sentence,) = errors.splitlines()
@@ -156,7 +156,7 @@ def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("below", ["", "below", "below/further"])
-def test_a_file_in_the_way_is_named(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_place_of_a_folder_is_named(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert f"{tmp_path / 'file'}: it is not a folder" in failed(tmp_path / "file" / below, capsys)
     assert (tmp_path / "file").read_text() == "mine"

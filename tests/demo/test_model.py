@@ -67,7 +67,7 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
     assert_same(gradients, same_gradients)
 
 
-def test_a_checkpoint_gives_back_every_bit_and_the_newest_has_the_highest_step(chat: Chat, tmp_path: Path) -> None:
+def test_a_checkpoint_restores_every_bit_and_the_newest_has_the_highest_step(chat: Chat, tmp_path: Path) -> None:
     state, batch = ADAM.init_fn(PARAMS), dict(chat.pipeline[0])
     first_state, first_loss = update(state, 0, batch)
     for step in (2, 10):

@@ -26,7 +26,7 @@ class Block(NamedTuple):
     why_not: str  # reason not to run the block, from a comment `<!-- not run: reason -->` before it; "" without one
     shows: str | None = None  # output of the block, which the page shows in the block after it; None if it shows none
     varies: tuple[str, ...] = ()
-    """What differs from run to run in `shows`, from a comment before it: words of the text, or what `page_folders` names."""
+    """Parts of `shows` that differ from run to run, from a comment before it: words, or keys of `page_folders._KINDS`."""
 
     @property
     def file_name(self) -> str | None:
@@ -65,7 +65,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def runs_after(page: str) -> str | None:
-    """Return the page that this page's blocks continue: they run in a copy of its folder."""
+    """Return the page whose folder is copied for the blocks of this page. Return None if they run in an empty folder."""
     found = re.search(r"<!-- runs after: (\S+\.md) -->", read(page))
     return found and found[1]
 

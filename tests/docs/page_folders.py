@@ -1,4 +1,4 @@
-"""Runs the code blocks of documentation pages, each page in its own folder, and compares the output with the page."""
+"""Folders in which the code blocks of documentation pages run, and a comparison of their output with the page."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _KINDS = {"numbers": _NUMBER.pattern, "seconds": r"\d[\d.]*(?= s\b)", "last": r"
 
 
 class Folders:
-    """A folder for each page, where the page's blocks are run, once."""
+    """A folder for each page. The blocks of the page run there once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -61,7 +61,7 @@ class Folders:
 
 
 def first_lost(block: pages.Block, printed: str) -> str | None:
-    """Return the first line of `block.shows` that `printed` lacks after the lines before it; None if it has all lines.
+    """Return the first line of `block.shows` that `printed` lacks. Return None if `printed` has all of them, in their order.
 
     The width of spaces, and what `block.varies` lists, may differ.
     """

@@ -1,7 +1,7 @@
 """Run the blocks of a page in the working directory, as a reader would: `python run_page.py BLOCKS OUTPUTS`.
 
-BLOCKS is a JSON file of blocks. A block with a file name is written to that file, a command goes to bash, and Python blocks
-share their names. The first failure ends the program. OUTPUTS is a JSON file of what each block printed.
+BLOCKS is a JSON file of blocks. A block with a file name is written to that file, bash runs commands, and Python blocks
+share their variables. The first failure ends the program. OUTPUTS is a JSON file of what each block printed.
 """
 
 import contextlib

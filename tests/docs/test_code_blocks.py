@@ -44,7 +44,7 @@ def test_the_loss_of_the_readmes_training_goes_down(folders):
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_few_blocks_have_a_reason_not_to_run_and_blocks_that_are_never_run_are_data(page):
+def test_few_blocks_have_a_reason_not_to_run_and_all_other_blocks_run_or_are_data(page):
     left_out = [block.line for block in pages.blocks(page) if block.why_not]
     assert len(left_out) <= MOST_NOT_RUN.get(page, 0), left_out
     for block in pages.blocks(page):
@@ -52,7 +52,7 @@ def test_few_blocks_have_a_reason_not_to_run_and_blocks_that_are_never_run_are_d
         assert known or block.language.startswith("{"), f"{page}:{block.line}: language {block.language!r}"
 
 
-def test_an_output_is_compared_but_for_what_varies_and_brought_up_to_date_line_by_line():
+def test_outputs_are_compared_except_for_what_varies_and_are_updated_line_by_line():
     block = pages.Block("bash", "", 1, "")
     for shows, varies, printed, lost in (
         ("a 1\nc 3\n", (), "a   1\nb 2\nc 3\n", None),

@@ -1,4 +1,4 @@
-"""The commands of the claims in the tables of `docs/evidence.md` exist and run. Of long ones, only arguments are checked."""
+"""The commands in the tables of `docs/evidence.md` exist and run. Those that take long are only parsed."""
 
 import ast
 import json
@@ -81,7 +81,7 @@ def test_every_claim_names_its_commands():
             assert program == "pytest" or (program == "grain-sft" and words[0] in COMMANDS), command
 
 
-def test_the_tests_that_claims_name_are_in_the_default_run_or_heavy():
+def test_the_tests_of_claims_are_in_the_default_run_or_have_the_marker_heavy():
     """The files are parsed for test functions without a marker, because collecting the tests takes 20 s of CPU time."""
     selections = [selection(command) for command in PYTEST if command not in [WITH_MAXTEXT, *HEAVY]]
     assert len(selections) >= 15
@@ -136,7 +136,7 @@ def test_the_short_commands_run(folder, capsys):
         grain_sft.open_corpus("index.json")
 
 
-def test_long_commands_are_spelled_right():
+def test_the_arguments_of_long_commands_are_parsed():
     for name, *words in map(arguments, LONG):
         parser = Parser()
         declare(name, parser)

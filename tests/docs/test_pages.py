@@ -1,4 +1,4 @@
-"""Tests that the pages of docs/ state what is true: links, names, commands, config keys and quoted messages."""
+"""The links, names, commands, config keys and quoted messages in the pages of docs/ exist."""
 
 import ast
 import importlib
@@ -62,7 +62,7 @@ def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_p
 
 
 def test_every_public_function_and_class_of_the_package_says_what_it_is():
-    """Those that no page shows need a docstring, too: people who read the code see them."""
+    """Functions and classes that no page shows need a docstring too, for people who read the code."""
     silent = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())

@@ -17,7 +17,7 @@ README = pages.read(PAGE)
 ROOT = pages.DOCS.parent
 
 
-def test_the_readme_opens_with_an_installation_and_a_program_and_only_what_installs_or_needs_maxtext_is_not_run():
+def test_the_readme_opens_with_an_installation_and_a_program_and_four_blocks_have_a_reason_not_to_run():
     blocks = pages.blocks(PAGE)
     assert [block.language for block in blocks[:3]] == ["bash", "python", "bash"]
     assert blocks[0].text.startswith("python -m pip install '.[") and blocks[0].line < 12
@@ -26,7 +26,7 @@ def test_the_readme_opens_with_an_installation_and_a_program_and_only_what_insta
     assert [block.file_name for block in blocks if block.file_name] == ["make_data.py", "sft.yaml", "train.py"]
 
 
-def test_the_two_commands_are_a_demo_and_the_tests():
+def test_the_two_pip_install_lines_start_the_demo_and_the_tests():
     """Continuous integration runs the lines that begin with "pip install", each in a fresh environment."""
     commands = ["pip install . && grain-sft demo", "pip install -e '.[test]' && pytest"]
     assert re.findall(r"^pip install .*$", README, flags=re.MULTILINE) == commands
@@ -40,7 +40,7 @@ def test_the_first_page_of_the_documentation_includes_its_program():
     assert "# make_data.py" in included and "maxtext" in included and "the same losses" in included
 
 
-def test_the_table_has_at_most_ten_rows_with_a_figure_each_and_evidence_for_each():
+def test_the_table_has_at_most_ten_claims_and_each_figure_is_that_of_the_evidence_page():
     rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", README, flags=re.MULTILINE)[1:]
     evidence = re.findall(r"^\| ([^|]+?) \| [^|]+? \| ([^|]+?) \| [^|]+? \|$", pages.read("evidence.md"), re.MULTILINE)
     assert 5 <= len(rows) <= 10
@@ -50,8 +50,8 @@ def test_the_table_has_at_most_ten_rows_with_a_figure_each_and_evidence_for_each
 
 
 @pytest.mark.heavy
-def test_a_fresh_environment_gets_to_its_first_batch_by_copying(tmp_path):
-    """Needs a package index. Prints times: the installation takes 100 s of CPU time, and the first batch comes 15 s later."""
+def test_the_copied_blocks_of_the_readme_run_in_a_fresh_environment(tmp_path):
+    """The test needs a package index. The installation takes 100 s of CPU time, and the first batch comes 15 s later."""
     clone, work, begin = tmp_path / "clone", tmp_path / "work", time.monotonic()
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__"))
     work.mkdir()
