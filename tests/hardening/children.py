@@ -16,7 +16,7 @@ BATCH = 4
 PROGRAM = """
 import os, sys, time
 import numpy as np
-sys.modules["jax"] = None  # otherwise Grain imports JAX, which takes two thirds of the start-up
+sys.modules["jax"] = None  # otherwise Grain imports JAX, which takes two thirds of the start-up time
 import grain
 del sys.modules["jax"]
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
@@ -73,7 +73,7 @@ def run(program: str | Path, *arguments: object, timeout: float = 400, **options
 
 
 def wait_until(condition, seconds: float = 300) -> bool:
-    """Wait until `condition()` holds, and return whether it does within `seconds`. A slow machine needs far less."""
+    """Wait until `condition()` holds, but at most `seconds`, and return whether it holds. A slow machine needs far less."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -1,4 +1,4 @@
-"""Files in a machine's cache never change a row, even if they are damaged, renamed, or of another or older corpus."""
+"""No file in a machine's cache changes a row, even if it is damaged, swapped, of another corpus or in an older format."""
 
 import hashlib
 import os
@@ -86,7 +86,7 @@ def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]
     yield "eos", PackedLayout(plain, LENGTH)
     yield "eos, padded", PaddedLayout(plain, LENGTH)
     yield "eos, bos", PackedLayout(plain, LENGTH, bos_token_id=BOS)
-    yield "eos, anew", PackedLayout(plain, LENGTH, algorithm="multipack", epochs=2, seed=4)
+    yield "eos, multipack", PackedLayout(plain, LENGTH, algorithm="multipack", epochs=2, seed=4)
     yield "files", PackedLayout(episodes, LENGTH, algorithm="first_fit_decreasing")
     yield "files, padded", PaddedLayout(episodes, LENGTH)
     yield "openchat", PaddedLayout(open_corpus(folder / "openchat"), LENGTH)
@@ -119,8 +119,8 @@ def kept(cache: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.heavy)])
-def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpus(tmp_path, cache, monkeypatch, count):
-    """24 corpora of equal sizes and ends make 552 pairs of a corpus and another corpus that is in the cache."""
+def test_rows_are_the_same_with_an_empty_cache_and_with_all_other_corpora_in_it(tmp_path, cache, monkeypatch, count):
+    """All corpora have equal sizes and ends of files. 24 of them make 552 pairs of a corpus and another one in the cache."""
     folders = [tmp_path / str(number) for number in range(count)]
     expected = []
     for number, folder in enumerate(folders):
@@ -134,7 +134,7 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
         distinct = len({each[name] for each in expected})
         assert distinct == count or (name == "supervised" and distinct > count // 2), name
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
-    for _ in range(2):  # first with the corpora before it in the cache, then with all
+    for _ in range(2):  # in the first pass, the cache has only the corpora before it
         assert [used(folder, orders=False) for folder in folders] == expected
     shutil.copytree(folders[0], tmp_path / "copy")
     before = kept(cache)
@@ -143,7 +143,7 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
 
 
 def test_a_file_that_is_rewritten_in_place_has_the_rows_of_its_new_tokens(tmp_path, cache, monkeypatch):
-    """The file's size, its ends and the time of its last change stay the same."""
+    """The file's size, its ends and its modification time stay the same."""
     monkeypatch.setattr(content, "_SETTLED", 0.02)
     target, rows = tmp_path / "corpus.npy", set()
     for number in range(4):
@@ -190,7 +190,7 @@ def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch)
     assert corpus.content_hash() == first
 
 
-def test_a_corpus_that_changes_after_it_was_scanned_leaves_no_plan_under_the_name_of_its_new_content(tmp_path, cache):
+def test_a_corpus_that_changes_after_its_scan_leaves_no_plan_that_its_new_content_would_use(tmp_path, cache):
     for number in range(2):
         write_plain(tmp_path / str(number), number)
     target, new = tmp_path / "corpus.npy", tmp_path / "1" / "0.npy"
@@ -213,7 +213,7 @@ def test_materialized_rows_are_not_taken_for_those_of_a_corpus_with_equal_ends(t
         materialize(second, tmp_path / "rows")
 
 
-DAMAGES = ("changed", "empty", "swapped", "replaced by an older one", "a pipe")
+DAMAGES = ("changed", "empty", "swapped", "of an older format", "a pipe")
 """Kinds of damage. By default, only every second kind is tried."""
 
 
@@ -224,7 +224,7 @@ def damage(path: Path, kind: str, draw: random.Random) -> None:
             data = changed_bytes(data, draw)
         case "empty":
             data = b""
-        case "replaced by an older one":
+        case "of an older format":
             data = b"GSFTART1" + data[8:]
         case "swapped":
             folder = path.parent.parent if path.parent.parent.name == "openchat" else path.parent
@@ -242,7 +242,7 @@ def damage(path: Path, kind: str, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, pytest.param(12, marks=pytest.mark.heavy)])
-def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
+def test_rows_stay_the_same_if_all_files_of_the_cache_are_damaged(tmp_path, cache, turns):
     write(tmp_path / "one", 0)
     write(tmp_path / "two", 1)
     expected = {name: used(tmp_path / name) for name in ("one", "two")}

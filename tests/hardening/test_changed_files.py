@@ -62,7 +62,7 @@ def source_of(folder, length=LENGTH, **options):
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivered(tmp_path, change, limit, threads):
     """Each row is checked, before the change and after it. A run that opens the file again must notice any change. A run that
-    has the file open may read on after a change in `STILL_THERE`."""
+    has the file open reads on after a change in `STILL_THERE`."""
     write_counted(tmp_path, files=8, rows=40)
     changed = tmp_path / "00003.npy"
     source = source_of(tmp_path, max_open_files=limit)
@@ -84,7 +84,7 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
 
 @pytest.mark.parametrize("length", [LENGTH, 5000], ids=["copied together", "read one by one"])
 @pytest.mark.parametrize("overwritten", [True, False])
-def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_was_only_touched_is_read_on(
+def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_is_only_touched_is_still_read(
     tmp_path, length, overwritten
 ):
     """Of three readers, the first has the file open, the second opens it, and the third may open only two files at once."""
@@ -105,7 +105,7 @@ def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_was_only_t
             np.testing.assert_array_equal(each.read(rows)["tokens"], before)
 
 
-def test_a_shard_that_is_overwritten_while_its_ends_are_checked_is_noticed_at_the_next_read(tmp_path, monkeypatch):
+def test_a_shard_that_is_overwritten_while_its_ends_are_hashed_is_noticed_at_the_next_check(tmp_path, monkeypatch):
     write_counted(tmp_path, files=1, rows=40)
     source, path, digest = source_of(tmp_path), tmp_path / "00000.npy", local_file.read_digest
 

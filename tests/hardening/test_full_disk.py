@@ -1,4 +1,4 @@
-"""Tests of full and read-only disks: the error is one sentence, no unfinished file has a final name, a run goes on if it can.
+"""A full or read-only disk is an error of one sentence, and no unfinished file has a final name. A run goes on if it can.
 
 The full disk is a tmpfs of 24 KiB if one can be mounted (a real ENOSPC), or else a limit on a file's size (a real EFBIG).
 """
@@ -126,7 +126,7 @@ def make(data, disk, names, limit=0, nobody=0):
     return {name: (text, left) for name, text, left in map(json.loads, lines.splitlines())}
 
 
-def test_a_disk_that_gets_full_is_an_error_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
+def test_a_full_disk_is_an_error_and_no_unfinished_file_has_a_final_name(data, full_disk, tmp_path):
     disk, limit = full_disk
     found = make(data, disk, ["rows", "corpus", "order", "plan", "audit"], limit)
     for name in ("rows", "corpus", "order"):
@@ -145,8 +145,8 @@ def test_a_disk_that_gets_full_is_an_error_and_leaves_nothing_under_a_final_name
 
 
 @AS_ROOT
-def test_a_folder_that_is_read_only_is_an_error(data, open_folder):
-    """The user nobody writes, since root may write everywhere."""
+def test_writing_to_a_read_only_folder_is_an_error_except_for_plans(data, open_folder):
+    """The user nobody writes, because root may write to a read-only folder."""
     disk = open_folder / "disk"
     disk.mkdir()
     disk.chmod(0o555)

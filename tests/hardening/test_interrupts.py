@@ -115,7 +115,7 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupted_command_leaves_one_line_and_nothing_else(name, data, tmp_path):
+def test_an_interrupted_command_prints_one_line_and_leaves_no_process_and_no_file(name, data, tmp_path):
     delay = random.Random(name).uniform(0, 1.5)
     for attempt in range(10):
         ended = interrupt(name, data, tmp_path / str(attempt), delay / 2**attempt, whole_group=True)
@@ -142,7 +142,7 @@ sys.exit(Guard("test").run(command))
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_can_be_interrupted_at_every_moment(name, data, tmp_path):
+def test_a_command_can_be_interrupted_at_any_moment(name, data, tmp_path):
     draw = random.Random(name)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     faults, slowest, number, latest = [], 0.0, 0, COMMANDS[name][1]

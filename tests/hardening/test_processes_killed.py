@@ -1,6 +1,6 @@
-"""Tests of processes that are killed, terminated or forked while they read: no wrong row, no hang, nothing left behind.
+"""If a process is killed, terminated or forked while it reads, no row is wrong, nothing hangs, and no process is left behind.
 
-This runs them with more kills: GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
+This command kills more processes: GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
 """
 
 import itertools
@@ -40,7 +40,7 @@ def workers_of(before):
     return sorted(set(multiprocessing.active_children()) - before, key=lambda worker: worker.pid)
 
 
-def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
+def test_a_killed_worker_is_an_error_and_the_next_call_returns_its_step(pipeline):
     """Workers are killed at random steps. Every step still comes once, in order, with its own rows."""
     draw, before = random.Random(0), set(multiprocessing.active_children())
     iterator, errors = pipeline.iter(worker_count=min(KILLS, 2), prefetch=2), 0
@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_while_it_holds_a_lock_of_grain_is_an_error(pipe
 
 
 @pytest.mark.heavy  # a worker that is killed while it holds a lock of Grain's can keep `grain.DataLoader` waiting
-def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
+def test_a_data_loader_whose_worker_was_killed_raises_instead_of_skipping_a_step(pipeline):
     """Grain's own iterator would go on with the next step."""
     before = set(multiprocessing.active_children())
     iterator, steps = iter(pipeline.data_loader(worker_count=2)), itertools.count()
@@ -116,7 +116,7 @@ def state_of(pid: int) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(("kind", "number"), [("iterator", signal.SIGTERM), ("loader", signal.SIGKILL)])
-def test_a_process_that_is_ended_in_the_middle_of_prefetching_leaves_no_process_behind(folder, kind, number):
+def test_a_process_that_is_ended_while_it_prefetches_leaves_no_process_and_no_shared_memory(folder, kind, number):
     child = start(READS, folder, kind)
     workers = [int(pid) for pid in child.stdout.readline().split()]
     assert len(workers) == 2, child.stderr.read() if child.poll() is not None else ""
@@ -139,7 +139,7 @@ def reads_right(pipeline):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_pipeline_in_use_is_read_in_processes_however_they_start(pipeline, method):
+def test_a_pipeline_with_open_files_is_read_in_processes_of_every_start_method(pipeline, method):
     assert reads_right(pipeline)  # opens and maps the files
     with multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply_async(reads_right, (pipeline,)).get(timeout=300)
@@ -169,7 +169,7 @@ os._exit(0)
 """
 
 
-def test_a_process_that_was_forked_while_threads_read_reads_too(folder):
+def test_a_process_that_was_forked_while_threads_read_can_read(folder):
     """The threads open files all the time, so some hold locks at a fork. The child must not wait for these locks."""
     forks = 30 * KILLS
     assert run(FORKS, folder, forks) == f"{forks} {forks}\n"

@@ -1,6 +1,6 @@
-"""Test of a long run at full speed: no row is wrong, lost or read twice in an epoch; memory, files and threads stay constant.
+"""In a long run at full speed, no row is wrong, lost or read twice in an epoch, and memory, files and threads stay constant.
 
-An hour of it: GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
+This command runs for an hour: GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
 """
 
 import json
@@ -16,7 +16,7 @@ import grain_sft
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, WindowLayout
 
 SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
-GROWTH = 32  # MB by which memory may vary, since batches are read ahead and garbage is collected late
+GROWTH = 32  # MB by which memory may grow, because batches are read ahead and garbage is collected late
 EOS, LENGTH, BATCH = 1, 512, 16
 FILES, TOKENS = 64, 1 << 16  # number of files, and of tokens in each: an epoch takes 1 to 2 s
 SAMPLES = 200  # number of times that memory, files and threads are measured
@@ -42,7 +42,7 @@ def soak(pipeline: Pipeline, seconds: float) -> dict[str, object]:
     """Read batches for `seconds`, and on to the end of the epoch. Return the counts of rows and the measurements."""
     source = pipeline.source
     tokens = source.read(range(len(source)))["tokens"]
-    assert len(np.unique(tokens, axis=0)) == len(source), "rows that are equal"
+    assert len(np.unique(tokens, axis=0)) == len(source), "two rows are equal"
     times, wrong = np.zeros(len(source), np.int64), 0  # times[row]: number of batches that had the row
     epoch = len(source) // BATCH
     samples, step = [], 0

@@ -1,4 +1,4 @@
-"""Tests that the clock, the time zone and the language of a machine decide no batch, plan, index or receipt."""
+"""Batches, receipts and the fingerprint of an index do not depend on the clock, the time zone or the locale of a machine."""
 
 import os
 
@@ -31,7 +31,7 @@ found.update(json.dumps(json.loads(Path(sys.argv[2], "index.json").read_text())[
 print(found.hexdigest())
 """
 
-HEAVY = pytest.mark.skipif("GRAIN_SFT_KILLS" not in os.environ, reason="starts more processes")
+HEAVY = pytest.mark.skipif("GRAIN_SFT_KILLS" not in os.environ, reason="runs only if GRAIN_SFT_KILLS is set")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ C = {"LC_ALL": "C", "LANG": "C", "TZ": "America/St_Johns", "PYTHONUTF8": "0", "P
 
 
 @pytest.mark.parametrize("environment", [TURKISH, pytest.param(C, marks=HEAVY)], ids=["Turkish", "C"])
-def test_language_and_time_zone_decide_nothing(corpus, expected, environment, tmp_path):
+def test_the_locale_and_the_time_zone_change_no_batch(corpus, expected, environment, tmp_path):
     assert run(PROGRAM, corpus, tmp_path, env={**environment, "PYTHONHASHSEED": "1234"}) == expected
 
 
@@ -75,6 +75,6 @@ print(corpus.shards[0].label.encode('utf-8').hex())
 
 
 @pytest.mark.parametrize("years", [-25, pytest.param(25, marks=HEAVY)])
-def test_a_wrong_clock_decides_nothing(corpus, expected, cache, years):
-    """The cached plan was made under the right clock. Under the other clock it is used all the same, however old it seems."""
+def test_a_wrong_clock_changes_no_batch(corpus, expected, cache, years):
+    """By the wrong clock, the plan in the cache is from the future, or 25 years old."""
     assert run(PROGRAM, corpus, cache, years * 365 * 86_400) == expected
