@@ -1,4 +1,4 @@
-"""Artifacts: files of arrays that are made once per machine, checked when they are opened, and mapped into memory."""
+"""An artifact, a file of arrays, is made once per machine, checked when it is opened, and mapped into memory."""
 
 import json
 import multiprocessing
@@ -170,7 +170,7 @@ def test_a_file_with_other_dependencies_than_its_name_states_is_replaced(made, m
     assert "its dependencies do not match its name" in caplog.messages[0]
 
 
-def test_a_sound_file_that_cannot_be_opened_for_now_stays(made, maker, caplog, monkeypatch):
+def test_a_file_that_cannot_be_opened_for_a_moment_is_kept(made, maker, caplog, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(artifact, "open_regular", mock.Mock(side_effect=OSError(24, "Too many open files")))
         assert artifact.open_cached(made, DEPENDS) is None

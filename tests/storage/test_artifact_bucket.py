@@ -1,4 +1,4 @@
-"""Tests of artifacts that machines share through a bucket: one machine makes an artifact, and each other copies it once."""
+"""Machines share artifacts through a bucket. One machine makes an artifact, and each other machine copies it once."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def assert_cached(make=None, folder=None):
 
 
 @pytest.mark.parametrize("folder", [None, "memory://shared/cache"], ids=["variable", "argument"])
-def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder):
+def test_an_artifact_that_one_machine_made_is_copied_and_mapped_by_others(machine, monkeypatch, folder):
     if folder:
         monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
     assert_cached(ARRAYS.copy, folder)

@@ -1,4 +1,4 @@
-"""Tests of reading and writing files: a file appears whole or not at all, and only regular files are read."""
+"""A file that is written appears whole or not at all, and only regular files are read."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ def listing(folder):
 
 @pytest.mark.parametrize(("mode", "text"), [("w", "zwölf\n"), ("wb", b"\xff\0")])
 @pytest.mark.parametrize("old", [b"old", None])
-def test_a_file_appears_whole_when_the_block_ends(tmp_path, mode, text, old):
+def test_a_file_appears_whole_when_the_with_block_ends(tmp_path, mode, text, old):
     path = tmp_path / "a" / "b" / "out.txt"
     if old:
         path.parent.mkdir(parents=True)
@@ -47,7 +47,7 @@ FAILURES = [FULL_DISK, *((error, type(error), f"^{error}$") for error in OTHERS)
 
 @pytest.mark.parametrize(("failure", "raised", "message"), FAILURES)
 @pytest.mark.parametrize("old", ["old", None])
-def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, raised, message, old):
+def test_an_exception_in_the_with_block_leaves_the_old_file_and_nothing_else(tmp_path, failure, raised, message, old):
     path = tmp_path / "out.txt"
     if old:
         path.write_text(old)
@@ -60,7 +60,7 @@ def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, fail
 
 
 @pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300, "device", "pipe"])
-def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
+def test_writing_where_no_file_can_be_is_a_storage_error(tmp_path, target):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/null")
@@ -79,13 +79,13 @@ def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
 
 
 @pytest.mark.parametrize("folder", ["gs://bucket/c", "gs://bucket/c/", "/c/", "/"])
-def test_a_folder_of_inputs_is_not_an_output(folder):
+def test_an_output_that_is_a_folder_of_inputs_is_refused(folder):
     path = f"{folder.rstrip('/')}/a.npy"
     with pytest.raises(StorageError, match="is an input, which the output"):
         files.check_inputs_stay(folder, [path])
 
 
-def test_files_are_written_where_they_would_be_read(tmp_path, monkeypatch):
+def test_paths_with_a_tilde_and_file_urls_are_written_to_local_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     for path in ("~/a.json", f"file://{tmp_path}/home/b.json"):
@@ -135,7 +135,7 @@ def test_two_writers_at_once_leave_one_of_their_files_whole(tmp_path):
     assert listing(tmp_path) == [str(path)]
 
 
-def test_what_is_remote_and_what_is_local(monkeypatch):
+def test_all_urls_except_file_urls_are_remote_and_other_paths_are_local(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     changed = [("file:///a/b.npy", "/a/b.npy"), ("~/a.npy", "/home/me/a.npy"), (Path("a") / "b.npy", "a/b.npy")]
     local = [*changed, *((path, path) for path in ("a/b.npy", "C://a.npy", "/odd/x://y"))]
@@ -155,14 +155,14 @@ def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path, mark):
     ("name", "expected"),
     [("none", "no such file"), ("", "can't be read"), ("a\0b", "can't be read"), ("latin", "byte 2 is not UTF-8")],
 )
-def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path, name, expected):
+def test_the_error_of_a_text_that_cannot_be_read_names_the_file(tmp_path, name, expected):
     (tmp_path / "latin").write_bytes("zwölf".encode("latin1"))
     path = os.path.join(tmp_path, name)
     with pytest.raises(CorpusFileError, match=f"(?s){re.escape(path)}.*{expected}"):
         files.read_text(path)
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_environment_variables_set_the_folder_of_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(files.CACHE_DIR_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -184,7 +184,7 @@ PARTS = ("token_ids_part_0000.npy", "labels_mask_part_0000.npy", "token_ids_part
 
 
 @pytest.mark.parametrize("name", [*CORPORA, *CONFIGS, *PARTS])
-def test_a_fifo_in_place_of_a_file_is_named_at_once(tmp_path, name):
+def test_a_fifo_in_place_of_a_file_is_refused_at_once(tmp_path, name):
     where = tmp_path / name
     if name in PARTS:
         np.arange(40, dtype=np.uint32).tofile(tmp_path / "token_ids_part_0000.npy")
@@ -200,7 +200,7 @@ def test_a_fifo_in_place_of_a_file_is_named_at_once(tmp_path, name):
         assert f"{name}: can't be read, since it is a FIFO" in message
 
 
-def test_a_fifo_in_place_of_a_file_that_was_opened_is_named_at_once(write_tokens):
+def test_a_fifo_that_replaces_a_file_of_an_open_corpus_is_refused_at_once(write_tokens):
     path = write_tokens("t.npy", np.arange(1000))
     corpus = grain_sft.open_corpus(path)
     path.unlink()
@@ -208,7 +208,7 @@ def test_a_fifo_in_place_of_a_file_that_was_opened_is_named_at_once(write_tokens
     assert "t.npy: can't be read, since it is a FIFO" in error_of(corpus.read, 0, 10)
 
 
-def test_directories_sockets_and_devices_are_named(tmp_path, monkeypatch):
+def test_directories_sockets_and_devices_are_refused_with_their_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")

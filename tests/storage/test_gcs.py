@@ -71,7 +71,7 @@ PLACES = ["mix.txt", "*/*.npy", "**/0.npy", "web/?.npy", "code/true.npy", "", "c
 
 
 @pytest.mark.parametrize("where", PLACES, ids=str)
-def test_mixes_globs_directories_files_and_lists_in_a_bucket_are_the_local_ones(folder, where):
+def test_mixes_globs_directories_files_and_lists_in_a_bucket_open_as_their_local_copies(folder, where):
     def under(root):
         return [f"{root}{each}" for each in where] if isinstance(where, list) else f"{root}{where}"
 
@@ -90,7 +90,7 @@ def test_a_local_mix_of_urls_and_of_local_files_is_read(folder, tmp_path):
     np.testing.assert_array_equal(source(mixed).read(rows)["tokens"], source(local).read(rows)["tokens"])
 
 
-def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, tmp_path, proxy):
+def test_an_index_of_a_bucket_opens_without_requests_to_the_bucket(folder, tmp_path, proxy):
     remote, local = grain_sft.open_corpus(f"{BUCKET}mix.txt"), grain_sft.open_corpus(folder / "mix.txt")
     remote.save(tmp_path / "index.json")
     remote.save(tmp_path / "maxtext.json", format="maxtext", sequence_length=LENGTH, tokenizer="some")
@@ -102,7 +102,7 @@ def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, tmp_pa
     assert_same(grain_sft.open_corpus(tmp_path / "maxtext.json"), local, folder)
 
 
-def test_a_local_index_is_mapped_to_a_bucket_or_opens_in_its_copy_there(client, folder, tmp_path):
+def test_an_index_of_local_files_opens_for_a_bucket_by_path_remap_or_as_a_copy_in_the_bucket(client, folder, tmp_path):
     local = grain_sft.open_corpus(folder / "mix.txt")
     for path in (folder / "index.json", tmp_path / "elsewhere" / "index.json"):
         local.save(path)
@@ -111,7 +111,7 @@ def test_a_local_index_is_mapped_to_a_bucket_or_opens_in_its_copy_there(client, 
     assert_same(grain_sft.open_corpus(f"{BUCKET}index.json"), local, folder)
 
 
-def test_each_file_is_checked_once_however_few_may_be_open(proxy):
+def test_each_file_is_checked_once_even_if_only_one_may_be_open(proxy):
     mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"), max_open_files=1)
     rows = [0, 3, 10, 634, 0]  # rows of four files; row 0 twice
     mine.read(rows)
@@ -121,7 +121,7 @@ def test_each_file_is_checked_once_however_few_may_be_open(proxy):
 
 
 @pytest.mark.parametrize("bucket_name", ["bucket", "no-such-bucket"])
-def test_what_is_not_in_the_bucket_is_named(client, bucket_name):
+def test_objects_that_are_not_in_the_bucket_are_named(client, bucket_name):
     for name in ("none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"):
         for url in (f"gs://{bucket_name}/{name}", [f"gs://{bucket_name}/{name}"]):
             assert f"gs://{bucket_name}/{name}" in error_of(lambda url=url: grain_sft.open_corpus(url))
@@ -156,7 +156,7 @@ def test_an_object_that_was_written_after_a_listing_is_seen(client):
     assert [shard.num_tokens for shard in grain_sft.open_corpus(f"{BUCKET}web/*.npy").shards] == [40, 1, 2]
 
 
-def test_a_url_of_a_kind_that_nothing_reads_is_an_error():
+def test_a_url_of_an_unknown_protocol_is_an_error():
     assert "nosuch://bucket/a.npy" in error_of(lambda: grain_sft.open_corpus("nosuch://bucket/a.npy"))
 
 

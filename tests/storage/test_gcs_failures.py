@@ -44,7 +44,7 @@ def source(**options):
 def test_every_byte_is_right_although_some_requests_fail_and_some_are_late(proxy, delay, batches):
     proxy.refused, proxy.cut, proxy.reset, proxy.slow, proxy.delay = 0.05, 0.02, 0.01, 0.02, delay
     generator = np.random.default_rng(7)
-    while set(proxy.failures) != {"refused", "cut", "reset"}:  # until each kind has occurred
+    while set(proxy.failures) != {"refused", "cut", "reset"}:  # until each kind of failure has occurred
         mine = source()
         for _ in range(batches):
             chosen = generator.integers(0, len(mine), 16)
@@ -60,7 +60,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
-def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, kind, reason):
+def test_the_object_is_named_within_the_stated_time_if_all_requests_fail(proxy, kind, reason):
     mine = source(remote={"seconds": 1})
     mine.read([0, 70])  # rows of two shards; the first read checks the files
     setattr(proxy, kind, 1.0)
@@ -68,7 +68,7 @@ def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, 
     with pytest.raises(grain_sft.GrainSftError) as error:
         mine.read([1, 71])
     assert time.monotonic() - begin < 30  # the default limit is minutes
-    last = f"({reason}|no answer in time)"  # on a busy machine, any kind may end so
+    last = f"({reason}|no answer in time)"  # on a busy machine, the last request of any kind may time out
     assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{last}")
     assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
     setattr(proxy, kind, 0)
@@ -76,11 +76,11 @@ def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, 
 
 
 @pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json"])
-def test_if_all_requests_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, where):
+def test_opening_ends_within_the_stated_time_if_all_requests_fail(proxy, monkeypatch, where):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
     proxy.refused = 1.0
     path = where.rstrip("/").replace("*", ".")
-    last = "(Try later|no answer in time)"  # on a busy machine, a refused request may end so
+    last = "(Try later|no answer in time)"  # on a busy machine, the last request may time out
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError, match=f"gs://bucket/{path}.*{last}"):
         grain_sft.open_corpus(f"gs://bucket/{where}")
@@ -93,7 +93,7 @@ def test_a_missing_file_is_requested_once(proxy):
     assert [count for path, count in proxy.paths.items() if "none.npy" in path] == [1]
 
 
-def test_reads_are_made_at_once_but_no_more_than_asked_for(proxy):
+def test_requests_are_concurrent_up_to_the_stated_number(proxy):
     proxy.latency = 0.05
     for options, most in (({"requests": 3}, 3), ({}, 20)):
         mine = source(remote=options)
@@ -103,7 +103,7 @@ def test_reads_are_made_at_once_but_no_more_than_asked_for(proxy):
         assert proxy.requests["media"] == 20 and 1 < proxy.most_at_once <= most
 
 
-def test_a_long_range_is_read_in_parts_and_comes_whole(proxy, client):
+def test_a_long_range_is_read_in_parts_and_returned_whole(proxy, client):
     data = np.random.default_rng(0).bytes(2 * remote_files.PART_BYTES + 12345)
     client.pipe_file("bucket/long.bin", data)
     proxy.clear()
@@ -129,7 +129,7 @@ def test_wrong_options_are_named(options, expected, tmp_path):
         grain_sft.open_corpus(tmp_path, remote=options)
 
 
-def test_wrong_variables_are_named(monkeypatch):
+def test_an_environment_variable_with_a_wrong_value_is_named(monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "soon")
     with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_REMOTE_SECONDS is 'soon'"):
         Limits.from_environment()

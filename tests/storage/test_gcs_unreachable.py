@@ -1,4 +1,4 @@
-"""gs:// without a network or without credentials: an error in seconds, which says which of the two is missing."""
+"""Without a network or credentials, reading a gs:// URL soon fails. The error says which of the two is missing."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ def serving(statuses, body):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """`machine(address)` makes clients use this address for Cloud Storage. This machine has no credentials."""
+    """`machine(address)` makes clients use this address for Cloud Storage. They find no credentials."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -71,7 +71,7 @@ def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, h
 
 
 def assert_errors(tmp_path, expected):
-    """Check that opening corpora and loading configs is an error that names the URL, within a minute."""
+    """Check that opening a corpus and loading a config raise an error that names the URL, within a minute."""
     write_config(tmp_path / "config.yaml", sections(URL, 8, layout="windows"))
     for function, argument in (
         (grain_sft.open_corpus, URL),
@@ -116,7 +116,7 @@ def test_a_web_server_that_fails_or_is_not_reached_is_not_reported_as_a_missing_
 
 
 def test_a_server_that_answers_another_request_has_been_reached(machine):
-    """The slow request is tried again after 0.5 s, which would be its end if the server had answered no other request."""
+    """The slow request times out after 0.5 s. It is repeated only because the server has answered the fast request."""
     pauses = [5, 0]
 
     async def read_both():
@@ -142,7 +142,7 @@ def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch)
 
 
 @pytest.mark.parametrize(("status", "repeated"), [(402, False), (429, True), (507, True)])
-def test_an_answer_that_s3fs_does_not_know_is_repeated_by_its_status(status, repeated):
+def test_the_status_of_an_answer_that_s3fs_does_not_know_decides_whether_the_request_is_repeated(status, repeated):
     error = OSError(errno.EIO, "An error occurred")
     error.__cause__ = Exception()  # botocore's ClientError
     error.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}}

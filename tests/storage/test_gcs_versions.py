@@ -75,12 +75,12 @@ def read(corpus):
 
 READS_AFTER_OPENING = {
     "tokens": ("t/*.npy", read),
-    "tokens by the cache": ("t/*.npy", read),
+    "tokens through the cache": ("t/*.npy", read),
     "masks": ("sft/", lambda corpus: read(corpus)[1]),
     "boundaries": ("sft/", lambda corpus: [each.tobytes() for each in corpus.documents]),
     "sources": ("sft/", lambda corpus: (len(corpus.documents), corpus.sources.tobytes())),
 }
-"""Reads of a corpus that was opened before objects change: its path, and what is read. They never return another version."""
+"""Reads of a corpus that is opened before its objects change, with its path. They never return another version."""
 
 READS_WITH_OPENING = {
     "mix": lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards],
@@ -89,14 +89,14 @@ READS_WITH_OPENING = {
     "config": lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes(),
     "text": lambda: files.read_text(f"{URL}mix.txt"),
 }
-"""Reads that open objects themselves. They may return the version before or after a change."""
+"""Reads that open objects themselves. They may return the version before or the version after a change."""
 
 READS = [*READS_AFTER_OPENING, *READS_WITH_OPENING]
 
 
 @pytest.fixture
 def make_read(made, tmp_path):
-    """`make_read(name)` returns the function that reads. A read of `READS_AFTER_OPENING` gets its corpus here."""
+    """`make_read(name)` returns the function of this name. For one of `READS_AFTER_OPENING`, it first opens the corpus."""
     numbers = itertools.count()
 
     def make(name):
@@ -104,7 +104,7 @@ def make_read(made, tmp_path):
             return READS_WITH_OPENING[name]
         path, read_from = READS_AFTER_OPENING[name]
         options = {"dtype": "uint32"} if path.endswith(".npy") else {}
-        if name == "tokens by the cache":
+        if name == "tokens through the cache":
             cache = {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"}
             options["remote"] = {"seconds": 3 * SECONDS, "cache": cache}
         corpus = grain_sft.open_corpus(f"{URL}{path}", **options)
@@ -161,7 +161,7 @@ def test_a_wrong_body_is_an_error_or_is_requested_again(proxy, make_read, monkey
     assert peak() < 300
 
 
-SECOND = [(name, 2) for name in ("tokens", "tokens by the cache", "masks", "text")]
+SECOND = [(name, 2) for name in ("tokens", "tokens through the cache", "masks", "text")]
 
 
 @pytest.mark.parametrize(("name", "request_number"), pairs(READS, range(1, 13), SECOND))
@@ -220,7 +220,7 @@ def test_an_open_remote_file_is_of_one_version(proxy, put_version):
             file.read()
 
 
-def test_endless_answers_about_objects_are_an_error(proxy, monkeypatch):
+def test_an_endless_answer_to_a_metadata_request_is_an_error(proxy, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
     proxy.endless, peak = True, peak_from_now()
     assert isinstance(outcome(lambda: files.size(f"{URL}mix.txt")), Exception)

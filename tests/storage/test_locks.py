@@ -1,4 +1,4 @@
-"""Writers remove temporary files of killed processes, and locks are freed although a forked child of their holder lives."""
+"""Writers remove temporary files of killed processes. A lock is freed even if a forked child of its holder still lives."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_
     assert names_in(tmp_path) == sorted([*similar, new, pipe.name, "first", "second"])
 
 
-def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
+def test_a_file_with_the_longest_possible_name_is_written(tmp_path):
     files.write_bytes(str(tmp_path / ("ü" * 127)), b"x")
     assert names_in(tmp_path) == ["ü" * 127]
 
@@ -67,7 +67,7 @@ def test_a_temporary_file_that_is_removed_is_made_again(tmp_path, monkeypatch):
     assert removed and names_in(tmp_path) == ["out"]
 
 
-def test_a_writer_that_may_open_no_more_files_fails_and_leaves_none(tmp_path, monkeypatch):
+def test_a_writer_that_may_open_no_more_files_fails_and_leaves_no_file(tmp_path, monkeypatch):
     error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with monkeypatch.context() as patched, pytest.raises(StorageError, match="Too many open files"):
         patched.setattr(os, "dup", mock.Mock(side_effect=error))

@@ -1,4 +1,4 @@
-"""Many pieces of mapped files are copied with the right values. If a file is cut meanwhile, that is an error."""
+"""Many pieces of mapped files are copied with the right values. A file that is cut during the copy is an error."""
 
 import functools
 import mmap
@@ -16,7 +16,7 @@ PAGE = mmap.PAGESIZE
 
 
 def together(count, work, act=lambda: None):
-    """Run `work(number)` in `count` threads that begin together, and meanwhile `act()` in this thread."""
+    """Run `work(number)` in `count` threads that begin together. Call `act()` in this thread while they run."""
     started = threading.Barrier(count + 1)
     with ThreadPoolExecutor(count) as pool:
         for number in range(count):
@@ -76,8 +76,8 @@ def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_
         assert all(f"{path}: the file shrank" in error for error in errors), errors
 
 
-def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_path):
-    """A file stays open while a thread reads it or copies from its map, even if other threads have let go of it."""
+def test_threads_that_map_and_release_the_same_files_read_right_values(tmp_path):
+    """A file stays open while a thread reads it or copies from its map, even if other threads have released it."""
     values = np.arange(16 * 16 * PAGE // 4, dtype=np.uint32).reshape(16, -1)
     for number, each in enumerate(values):
         each.tofile(tmp_path / f"{number}")

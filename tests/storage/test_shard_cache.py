@@ -1,9 +1,8 @@
-"""The shard cache stays below its bound, processes share it, damaged blocks are fetched again, and versions are never mixed."""
+"""The shard cache stays below its bound and never mixes versions. Processes share it. Damaged blocks are fetched again."""
 
 import contextlib
 import itertools
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import grain_sft
 from grain_sft.storage import CacheOptions
 
 LENGTH = 1024
-TOKENS = 64 * LENGTH  # of a shard, which has 256 KiB
+TOKENS = 64 * LENGTH  # tokens of a shard, which are 256 KiB
 SHARDS = 6
 UNIT = 32 << 10  # bytes of a block
 URL, INDEX, MEMORY = "gs://bucket/cached/", "gs://bucket/cached/index.json", "memory://cached/"
@@ -39,7 +38,7 @@ for batch in np.split(order, len(order) // 8):
     assert (out == np.arange(1024) + batch[:, None] * 1024).all(), batch
 print(len(order), flush=True)
 """
-"""A process that prints "ready", waits for a line, and reads and checks random rows through a cache."""
+"""Program that prints "ready", waits for a line, and reads and checks random rows through a cache."""
 
 
 def tokens(shard):
@@ -80,7 +79,7 @@ def assert_rows(mine, rows):
 
 
 def cached(folder, suffix=""):
-    """Return the files of blocks in a cache; a block that is being fetched has the suffix `.part`."""
+    """Return the files of blocks in a cache. While a block is fetched, its file has the suffix `.part`."""
     return sorted(path for path in folder.rglob(f"*{suffix}") if path.is_file() and path.name != "space")
 
 
@@ -96,7 +95,7 @@ def sizes_of(folder):
 def size_of(folder):
     """Return the total size of all files, in bytes, or None if it can't be determined.
 
-    Other processes may change files while they are listed. So two consecutive listings must be equal; 20 are tried.
+    Other processes may change files while they are listed. So two consecutive listings, out of up to 20, must be equal.
     """
     for before, after in itertools.pairwise(sizes_of(folder) for _ in range(20)):
         if before == after:
@@ -178,13 +177,16 @@ def test_a_block_that_can_not_be_opened_is_read_from_the_bucket_without_a_wait(m
     assert_rows(source(MEMORY, tmp_path, seconds=1000), [0])  # a wait of 1,000 s would time out the test
 
 
-def test_the_blocks_that_were_unused_for_longest_are_deleted_to_make_room(memory, tmp_path):
-    mine = source(MEMORY, tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
-    rows = UNIT // 4 // LENGTH
-    for block in (0, 7, *range(8, 15), 0):  # block 0 and block 7 are the ends of shard 0
-        assert_rows(mine, [block * rows])
-    kept = {int(path.name.split("-")[1]) // UNIT for path in cached(tmp_path)}
-    assert 0 in kept and len(cached(tmp_path)) in (9, 10) and size_of(tmp_path) <= 10 * (UNIT + 128) + 4096
+def test_the_least_recently_used_blocks_are_deleted_to_make_room(memory, tmp_path):
+    bound = 10 * (UNIT + 128) + 4096
+    mine = source(MEMORY, tmp_path, bound=bound)
+    # Shard 0 has blocks 0 to 7. The first read of shard 2 gets its first block, 16, and its last one.
+    for block in (*range(8), 0, 16, 17):
+        assert_rows(mine, [block * UNIT // 4 // LENGTH])
+        time.sleep(0.02)  # longer than a tick of the clock of the file system
+    kept = [int(path.name.split("-")[1]) // UNIT for path in cached(tmp_path)]  # numbers of blocks in their shards
+    assert (kept.count(0), kept.count(1)) == (2, 1)  # without block 1 of shard 0, which was unused for longest
+    assert len(kept) in (9, 10) and size_of(tmp_path) <= bound
 
 
 def test_files_of_other_programs_in_the_folder_are_left_alone(memory, tmp_path):
@@ -197,14 +199,14 @@ def test_files_of_other_programs_in_the_folder_are_left_alone(memory, tmp_path):
 
 
 @pytest.mark.parametrize("root", ["gs://bucket", "memory:/"])
-def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, memory, tmp_path, root):
+def test_versions_of_an_object_are_never_mixed(client, proxy, memory, tmp_path, root):
     """Objects of a bucket have generations. Files in memory have none, so the cache checks the version with each block."""
     store, path = memory if root == "memory:/" else client, f"{root}/versions/0.npy"
     store.pipe_file(path, tokens(0).tobytes())
     first = source(path, tmp_path)
     assert_rows(first, [0])
     other = tokens(0)
-    other[2 * LENGTH : -2 * LENGTH] += 7  # the size and the ends stay the same
+    other[2 * LENGTH : -2 * LENGTH] += 7  # the size and the first and last tokens stay the same
     store.pipe_file(path, other.tobytes())
     for mine in (first, grain_sft.NpyDataSource(grain_sft.WindowLayout(first.layout.corpus, LENGTH))):
         assert_rows(mine, [0])  # the cached blocks are of the version that was opened
@@ -238,15 +240,14 @@ def test_a_cache_for_a_third_of_the_corpus_never_exceeds_its_bound(proxy, tmp_pa
 
 def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
     bound = SHARDS * TOKENS * 4 // 3 + 4096
-    proxy.latency = 0.01
-    parts = 0
+    proxy.latency, parts = 0.01, 0
     for seed in range(2):
         process = start(tmp_path, bound, "shard" if seed % 2 else UNIT, seed, SHARDS * 64)
         go([process])
         until = time.monotonic() + 60
         while not cached(tmp_path, ".part") and time.monotonic() < until:
             time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
         parts += len(cached(tmp_path, ".part"))
         assert size_of(tmp_path) <= bound
@@ -273,12 +274,12 @@ def test_a_process_that_hangs_while_it_fetches_a_block_does_not_hang_the_others(
 
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
-def test_rows_come_from_the_bucket_where_the_folder_can_not_be_written_to(memory, folder, caplog):
+def test_rows_come_from_the_bucket_if_the_folder_can_not_be_written_to(memory, folder, caplog):
     assert_rows(source(MEMORY, folder), [5, 300, 17])
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
-def test_rows_come_from_the_bucket_where_the_disk_is_full(memory, tmp_path, caplog):
+def test_rows_come_from_the_bucket_if_the_disk_is_full(memory, tmp_path, caplog):
     mine = source(MEMORY, tmp_path, unit="shard")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
