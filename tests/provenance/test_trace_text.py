@@ -97,7 +97,7 @@ def test_a_record_is_found_by_its_input_and_line(corpus):
         documents_of_record(dataclasses.replace(corpus, sources_file=None), "1")
 
 
-def test_a_missing_tokenizer_another_tokenizer_and_an_empty_text_are_refused(corpus, write_tokens, tmp_path):
+def test_a_missing_tokenizer_a_wrong_tokenizer_and_an_empty_text_are_refused(corpus, write_tokens, tmp_path):
     other = tmp_path / "other.model"
     other.write_bytes(train_tokenizer([" ".join(WORDS)] * 5, 320, SPECIAL))
     with pytest.raises(CorpusError, match="another tokenizer"):
@@ -108,7 +108,7 @@ def test_a_missing_tokenizer_another_tokenizer_and_an_empty_text_are_refused(cor
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
 
-def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats, tmp_path, caplog):
+def test_the_tokenizer_that_is_found_for_a_corpus_without_one_is_logged(corpus, chats, tmp_path, caplog):
     assert find_tokenizer(corpus) == str(chats / "tokenizer") and not caplog.records
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "data" / "raw").mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_the_path_of_a_tokenizer_is_relative_to_the_config_that_states_it(chats,
         load(other)
 
 
-def test_a_tokenizer_without_a_token_of_the_corpus_is_refused(chats, write_tokens):
+def test_a_tokenizer_whose_vocabulary_lacks_a_token_of_the_corpus_is_refused(chats, write_tokens):
     other = open_corpus(write_tokens("other.npy", [7, 9, 2, 7000, 2]), dtype="uint32", eos_token_id=2)
     with pytest.raises(CorpusError, match="document 1: has token 7000; expected tokens below 500,"):
         documents_with_text(other, tokenizer_of(other, str(chats / "tokenizer")), "z")
@@ -184,7 +184,7 @@ def test_a_summary_counts_by_source(corpus, tmp_path):
     assert summarize(iter([])) == {"source": [], "documents": [], "segments": [], "tokens": [], "share": []}
 
 
-def test_a_summary_of_windows_counts_labels_and_leaves_out_filling_rows(tmp_path, write_tokens):
+def test_a_summary_of_windows_counts_labels_and_leaves_out_rows_of_padding(tmp_path, write_tokens):
     for name, count in (("a", 64), ("b", 160)):
         write_tokens(f"{name}.npy", np.arange(count))
     (tmp_path / "mix.txt").write_text("web,a.npy\ncode,b.npy\n")

@@ -1,4 +1,4 @@
-"""Order "balanced": the rows of a step have similar cost, and an epoch reads each row once, as in every order."""
+"""In order "balanced", the rows of a step have similar cost, and an epoch reads each row at most once."""
 
 import functools
 import pickle
@@ -53,8 +53,11 @@ def test_an_order_is_the_same_on_every_machine():
     schedule=st.dictionaries(st.integers(1, 20), st.sampled_from([6, 12, 24]), max_size=3),
     last_batch=st.sampled_from(["drop", "fill", "run_on"]),
 )
-def test_an_epoch_reads_each_row_at_most_once_with_any_batch_sizes_and_any_end(rows, batch, schedule, last_batch):
-    """All hosts together read the global batch. If the rows of an epoch are sorted by cost, those of a step are neighbours."""
+def test_an_epoch_reads_each_row_at_most_once_for_any_batch_sizes_and_last_batch(rows, batch, schedule, last_batch):
+    """All hosts together read the global batch.
+
+    The rows of a step are neighbours if the rows of the epoch are sorted by cost, except with "run_on".
+    """
     whole = sampler(rows, batch, schedule=sorted(schedule.items()), last_batch=last_batch, epochs=3)
     slots, costs = whole.slots(range(whole.num_steps)), heavy_tailed(rows)
     for epoch in range(3):

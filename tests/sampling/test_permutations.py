@@ -1,4 +1,4 @@
-"""Orders that are files in the cache: one process makes an order, once, and no incomplete file is left."""
+"""Orders of many rows are files in the cache. One process makes each file once, and leaves no incomplete file."""
 
 import hashlib
 import multiprocessing
@@ -35,7 +35,7 @@ def digest_of_an_order(folder):
     return hashlib.sha256(found.tobytes()).hexdigest(), type(found).__name__
 
 
-def test_processes_that_start_at_once_make_an_order_once_and_it_equals_the_one_made_in_memory(tmp_path):
+def test_concurrent_processes_make_an_order_once_and_it_equals_the_order_made_in_memory(tmp_path):
     expected = hashlib.sha256(permute.permutation(ROWS, "PCG64", 5).tobytes()).hexdigest(), "memmap"
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         assert set(pool.map(digest_of_an_order, [tmp_path] * 4)) == {expected}

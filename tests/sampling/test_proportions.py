@@ -87,6 +87,7 @@ def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(
 @settings(max_examples=examples(40), deadline=None)
 @given(weights_of(2, 4), st.integers(0, 10**12))
 def test_in_a_halving_tree_up_to_four_sources_stay_within_a_row_of_their_share(weights, first):
+    """Without a table of rows (`ScheduleTable`), a `HalvingTree` chooses the sources."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proportions, "TABLE_ROWS", 0)
         mixed = constant(*weights)
@@ -120,7 +121,7 @@ def test_in_a_halving_tree_up_to_24_sources_stay_within_the_stated_bound(tries, 
         assert worst <= mixed.bound < 2
         assert mixed.bound <= (1 if count <= 4 else 1.2 if count <= 10 else 2)
         found = max(found, worst)
-    assert found > 1  # only tables, not trees, promise less than one row
+    assert found > 1  # unlike a table, a tree does not promise less than one row
 
 
 def test_a_halving_tree_leaves_no_arrays_to_the_garbage_collector():
@@ -162,13 +163,13 @@ LATE = [
     (12, shares(1, 500, 0, 500)),
     (13, shares(0, 0, 0, 1)),
 ]
-"""Changes of weights. Two of them last for one row. If they lasted longer, this row must have the same source."""
+"""Changes of weights. Two of them last for one row. That row must have the same source as if they lasted longer."""
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(scheduled(2, 3) | scheduled(4, 8))
 @example((LATE, 14))
-def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_stay_within_a_row(found):
+def test_a_change_of_weights_changes_no_earlier_row_and_up_to_three_sources_stay_within_a_row_of_their_share(found):
     changes, row = found
     count = len(changes[0][1])
     sources = assert_consistent(Proportions(changes, [None] * count), row + 100)
@@ -215,7 +216,7 @@ def test_with_renormalize_every_row_of_every_source_is_read_once(weights, data):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 5), st.data())
-def test_an_exhausted_source_ends_the_rows_fails_or_leaves_its_share(weights, data):
+def test_an_exhausted_source_stops_the_mixture_or_fails_or_leaves_its_share(weights, data):
     """Sources with "stop" or "fail" never end in `whole`. `lacking` lists the rows of `whole` that are beyond their limits."""
     count = len(weights)
     limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]

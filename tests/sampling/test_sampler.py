@@ -1,4 +1,4 @@
-"""Tests of `IndexSampler`: which rows each host reads at each step, in every order."""
+"""`IndexSampler` gives the rows that each host reads at each step, in every order."""
 
 import functools
 import pickle
@@ -51,7 +51,7 @@ def test_an_evaluation_set_may_be_smaller_than_a_batch():
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
-def test_records_are_the_rows_of_the_steps_in_order_however_an_epoch_ends(order, last_batch):
+def test_records_list_the_rows_step_by_step_for_every_last_batch(order, last_batch):
     if ORDERS[order].runs_on and last_batch == "fill":
         return
     # The case (7, 12, 5) has batches larger than an epoch.
@@ -70,7 +70,7 @@ def test_records_are_the_rows_of_the_steps_in_order_however_an_epoch_ends(order,
                 mine.rows_at(0, np.array([batch]))
 
 
-def test_order_random_draws_rows_with_replacement_by_seed_step_and_slot_alone():
+def test_order_random_draws_rows_with_replacement_from_seed_step_and_slot_alone():
     steps = [sampler(100, 50, "random").rows(step) for step in range(400)]
     counts = np.bincount(np.concatenate(steps), minlength=100)
     assert len(counts) == 100 and counts.sum() == 20_000
@@ -86,7 +86,7 @@ def test_order_random_draws_rows_with_replacement_by_seed_step_and_slot_alone():
 
 
 @pytest.mark.parametrize("order", [order for order in ORDERS if order != "sequential"])
-def test_the_orders_of_epochs_and_of_seeds_differ(order):
+def test_each_epoch_and_each_seed_has_another_order(order):
     mine = sampler(64, 64, order)
     assert len({tuple(mine.rows(step).tolist()) for step in range(20)}) == 20
     assert len({tuple(sampler(64, 64, order, seed=seed).rows(0).tolist()) for seed in range(20)}) == 20
@@ -110,7 +110,7 @@ def test_two_thousand_hosts_share_a_step_without_overlap(hosts):
     np.testing.assert_array_equal(together, sampler(724_000_000, batch, "shuffle").rows(10_000_000))
 
 
-def test_slots_of_some_hosts_are_the_slots_that_they_read():
+def test_slots_can_be_limited_to_those_that_some_hosts_read():
     read = IndexSampler(40, global_batch_size=8, seed=0, host=Host(0, 2))
     for hosts, expected in ((None, {0, 1}), ([1, 0], {0, 1}), ([0, 0], {0}), ([5, 6], set()), ([], set())):
         assert set(read.slots(range(2), hosts=hosts).host.tolist()) == expected
@@ -119,7 +119,7 @@ def test_slots_of_some_hosts_are_the_slots_that_they_read():
 
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
 def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batch):
-    """RandomState takes seeds below 2^32, and `seed` is 3 less. So three epochs are read to the end; the fourth is an error."""
+    """Epoch e has the seed `seed + e`, and RandomState takes seeds below 2^32. So the fourth epoch is an error."""
     rows, batch, seed = 10, 5, (1 << 32) - 3
     in_turn = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
     single = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
@@ -194,7 +194,7 @@ WRONG_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG_ARGUMENTS)
-def test_arguments_that_do_not_fit_are_named(arguments, message):
+def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(GrainSftError, match=message):
         IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
 
@@ -227,7 +227,7 @@ def test_steps_and_records_out_of_range_are_errors():
         MappedSampler(ending, [(3, 2)]).slots(range(20, 29))
 
 
-# Orders from outside of the package. The tests below name them as "module:name". Some of them return wrong rows.
+# Orders that are defined outside of the package. The tests below name them as "module:name". Some of them return wrong rows.
 
 
 def rotated(seed, epoch, num_rows):

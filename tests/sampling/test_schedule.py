@@ -1,4 +1,4 @@
-"""Batch sizes may change at a step. An epoch still has each row once, and any step can still be computed alone."""
+"""Batch sizes may change at a step. An epoch still has each row at most once, and any step can be computed alone."""
 
 import pickle
 
@@ -51,7 +51,7 @@ def rows_by_a_walk(num_instances, global_batch_size, last_batch, schedule, order
 
 @settings(max_examples=examples(60), deadline=None)
 @given(runs())
-def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
+def test_rows_are_those_of_a_walk_through_all_epochs_from_the_first_row(run):
     sampler = IndexSampler(**run, seed=7)
     expected = rows_by_a_walk(**run, steps=25)
     assert [sampler.rows(step).tolist() for step in range(25)] == expected
@@ -72,7 +72,7 @@ def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(runs())
-def test_a_run_ends_with_its_epochs_and_each_epoch_has_a_row_once(run):
+def test_a_run_ends_with_its_epochs_and_each_epoch_has_each_row_at_most_once(run):
     run["num_instances"] += 24
     sampler = IndexSampler(**run, seed=7, epochs=3)
     rows = [sampler.rows(step) for step in range(sampler.num_steps)]
@@ -86,7 +86,7 @@ def test_a_run_ends_with_its_epochs_and_each_epoch_has_a_row_once(run):
         span = sampler.streams[0].span(epoch)
         steps = slots.step[slots.epoch == epoch]
         assert span == (steps.min(), steps.max(), len(read), 0)
-        # By `last_batch`: fewer than this number of an epoch's rows remain unread.
+        # An epoch leaves fewer rows unread than this number, by `last_batch`.
         unread = {"fill": 1, "drop": sampler.batch_sizes.at(span.last + 1), "run_on": run["num_instances"]}
         assert run["num_instances"] - len(read) < unread[run["last_batch"]]
     assert run["last_batch"] == "run_on" or sampler.steps_per_epoch == sampler.streams[0].span(0).last + 1
@@ -96,7 +96,7 @@ def test_a_run_ends_with_its_epochs_and_each_epoch_has_a_row_once(run):
         assert column.tolist() == expected[real].tolist()
 
 
-def test_hosts_need_to_divide_only_the_batches_from_the_checked_step_on():
+def test_check_from_accepts_hosts_that_divide_all_batch_sizes_from_that_step_on():
     whole = IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=[(1000, 96), (2000, 48)])
     six = whole.with_host(Host(0, 6))
     six.check_from(1000)
@@ -153,7 +153,7 @@ def test_joined_sizes_are_the_sizes_of_their_parts():
         sizes.check_from(5, 4)
 
 
-def test_stages_list_their_changes_of_batches_and_ignore_those_after_their_end():
+def test_stages_list_the_steps_at_which_batches_change_and_ignore_steps_after_their_end():
     rows = SourceOrder(20, 1)
     mixture = Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((10, {"a": 1, "b": 3}), (70, {"a": 3, "b": 1})))
     first = MappedSampler(MixtureSampler(mixture, global_batch_size=4, schedule=[(60, 3)]), end=50)

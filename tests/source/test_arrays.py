@@ -33,7 +33,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_memory_is_reused_once_no_view_of_it_is_held(view):
+def test_memory_is_reused_only_when_no_view_of_it_is_held(view):
     allocator = Arrays()
     first = filled_array(allocator, SHAPE, 7)
     place, held = address(first), view(first)
@@ -47,13 +47,13 @@ def test_memory_is_reused_once_no_view_of_it_is_held(view):
 
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint16, np.int32, np.float32])
-def test_arrays_begin_at_a_page_or_half_a_page_after_it(dtype, half):
+def test_arrays_begin_at_the_start_or_in_the_middle_of_a_page(dtype, half):
     array = Arrays().empty(SHAPE, dtype, half)
     assert array.shape == SHAPE and array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable
     assert address(array) % 4096 == half * 2048
 
 
-def test_the_memory_that_is_kept_is_bounded(monkeypatch):
+def test_the_memory_that_the_allocator_keeps_is_bounded(monkeypatch):
     monkeypatch.setattr(arrays, "_KEPT", 3 * (4 * SHAPE[0] * SHAPE[1] + 2 * 4096))  # three buffers
     allocator = Arrays()
     held = [filled_array(allocator, SHAPE, number) for number in range(10)]
@@ -76,7 +76,7 @@ def test_threads_never_share_memory():
         assert all(pool.map(work, range(4)))
 
 
-def test_arrays_are_pickled_without_their_memory():
+def test_the_allocator_is_pickled_without_its_memory():
     allocator = Arrays()
     allocator.empty(SHAPE, np.int32)
     assert len(pickle.dumps(allocator)) < 1000

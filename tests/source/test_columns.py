@@ -1,4 +1,4 @@
-"""A range of columns of a batch can be read alone, in every layout. Few bytes of other columns are read."""
+"""A range of columns of a batch can be read alone if all rows have one length. Few bytes of other columns are read."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def opened(corpus):
 
 
 def assert_columns(pipeline, steps):
-    """Compare ranges of columns, fixed and random, with those of whole rows. Read them for three rows and for none."""
+    """Check that fixed and random ranges of columns equal those of whole rows, if three rows or no rows are read."""
     random = np.random.default_rng(0)
     for step in steps:
         whole = pipeline[step]
@@ -108,7 +108,7 @@ def test_columns_of_materialized_rows_are_those_of_whole_rows(corpora, tmp_path)
 
 
 @pytest.mark.parametrize("layout", ["windows", "long"])  # long rows are read segment by segment
-def test_columns_are_read_from_the_open_files_of_whole_rows(corpora, layout):
+def test_columns_are_read_from_the_files_that_whole_rows_have_opened(corpora, layout):
     pipeline = load(config_of(corpora["long"], layout))
     width = pipeline[0]["inputs"].shape[1]
     before = open_files(corpora["long"]["path"])

@@ -28,7 +28,7 @@ RUNS |= {
     "96_p13_c2": (13, 1, 2),
     "96_p13_c1": (13, 1, 1),
 }
-"""Options of each run of OLMo-core: none, or max_period, min_period and max_count."""
+"""Options of OLMo-core's filter in each golden case: none, or max_period, min_period and max_count."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -41,7 +41,7 @@ def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(name):
         assert (filter.map(element(row))["loss_mask"] == passes).all()
 
 
-def test_a_filter_within_a_read_is_recorded_as_the_activity_of_its_thread(tmp_path):
+def test_a_read_that_filters_rows_records_the_filter_as_the_activity_of_its_thread(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     source, filter = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), 8)), NgramFilter()
     ShiftTargets().read(source, np.array([0, 1]), filters=[filter])
@@ -49,7 +49,7 @@ def test_a_filter_within_a_read_is_recorded_as_the_activity_of_its_thread(tmp_pa
 
 
 def longest_repeat(row, period):
-    """Return the length of the longest run of equal n-grams of `period` tokens, each directly after the one before."""
+    """Return the largest number of equal n-grams of `period` tokens that follow each other directly."""
     run = best = 0
     for i in range(period, len(row)):
         run = run + 1 if row[i] == row[i - period] else 0

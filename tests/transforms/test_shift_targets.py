@@ -30,7 +30,7 @@ def test_loss_is_taken_on_targets_of_the_same_segment_that_are_not_masked():
     assert batch["targets_weights"].tolist() == [0, 3, 4, 0, 0, 7, 0, 0]
 
 
-def test_a_loss_mask_of_integers_is_a_mask():
+def test_a_loss_mask_of_integers_is_read_as_booleans():
     row = packed_row()
     expected = ShiftTargets().map(row)["targets_segmentation"].tolist()
     assert ShiftTargets().map({**row, "loss_mask": row["loss_mask"] * 2})["targets_segmentation"].tolist() == expected
@@ -47,7 +47,7 @@ def test_tokens_of_every_dtype_become_int32(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "token"), [(np.uint32, 1 << 31), (np.uint32, 2**32 - 1), (np.uint64, 1 << 40)])
-def test_a_token_that_int32_cannot_hold_is_refused_with_its_place(dtype, token):
+def test_the_error_of_a_token_that_int32_cannot_hold_names_its_place(dtype, token):
     row = {**packed_row(), "tokens": np.zeros((2, 8), dtype)}
     row["tokens"][1, 5] = token
     with pytest.raises(GrainSftError, match=r"\[1, 5\].*wrong dtype"):

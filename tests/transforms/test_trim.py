@@ -21,7 +21,7 @@ def source(write_tokens):
 
 @pytest.mark.parametrize("multiple", [1, 16, 64, 100, 128])
 @pytest.mark.parametrize("after", [False, True])
-def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
+def test_padding_is_cut_to_the_next_multiple_and_no_token_is_cut(source, multiple, after):
     trim = TrimToMultiple(multiple)
     order = [NgramFilter(), ShiftTargets(), trim] if after else [NgramFilter(), trim, ShiftTargets()]
     options = {"global_batch_size": 3, "order": "shuffle", "epochs": 1}
@@ -42,7 +42,7 @@ def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
     assert len(listed) == -(-LENGTH // multiple)
 
 
-def test_single_rows_and_batches_of_padding_are_trimmed_and_a_full_batch_is_returned_itself(source):
+def test_rows_and_batches_of_padding_are_trimmed_and_a_batch_with_a_full_row_is_returned_as_it_is(source):
     trim = TrimToMultiple(16)
     for row in range(5):
         assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})
@@ -56,6 +56,6 @@ def test_single_rows_and_batches_of_padding_are_trimmed_and_a_full_batch_is_retu
     assert trim.map(element) is element
 
 
-def test_a_batch_without_segments_is_named():
+def test_the_error_of_a_batch_without_segments_names_the_missing_key():
     with pytest.raises(TransformError, match="needs the key 'inputs_segmentation'"):
         TrimToMultiple().map({"tokens": np.zeros((2, 8), np.uint32)})
