@@ -1,4 +1,4 @@
-"""One new file and one line in a table add an entry of any kind, here to a copy of the package."""
+"""One new file and one line in a table add a layout, an order or another entry, here to a copy of the package."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ from test_plugin import LAYOUTS, PLUGIN, config
 
 import grain_sft
 
-ENTRIES = {  # "module:entry" of the plugin: folder of its new file, file of the table, and name of the table
+ENTRIES = {  # "module:entry" of the plugin: folder for the copy of the module, file of the table, and name of the table
     "formats:Articles": ("corpus/formats", "corpus/formats/__init__.py", "FORMATS"),
     "layouts:OverlappingWindows": ("layout", "layout/__init__.py", "LAYOUTS"),
     "packing:next_fit": ("layout/packing", "layout/packing/__init__.py", "ALGORITHMS"),

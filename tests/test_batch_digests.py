@@ -1,4 +1,4 @@
-"""The batches of each shipped config, layout, order, mixture and template have the recorded digests.
+"""The batches of shipped configs, layouts, orders and mixtures, and the files of templates, have the recorded digests.
 
 `GRAIN_SFT_WRITE_DIGESTS=1 pytest tests/test_batch_digests.py` writes `golden/batch_digests.json`. Do so only for a
 change of batches that the changelog announces.
@@ -76,7 +76,7 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield configs of every layout, every packing algorithm and their options, over corpora of several formats."""
+    """Yield configs of layouts, packing algorithms and their options, over corpora of several formats."""
     paths = {
         "olmo": write_olmo(folder / "olmo", documents(400, 2, longest=60), sources=True),
         "episodes": write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2),
@@ -125,7 +125,7 @@ def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def orders(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield configs of every order and end of an epoch: plain, with a schedule of batch sizes, and unshuffled."""
+    """Yield configs of orders with each `last_batch`: plain, with a schedule of batch sizes, and unshuffled."""
     np.random.default_rng(1).integers(3, 250, 101 * 16).astype(np.uint16).tofile(folder / "rows.npy")
     base = sections(folder / "rows.npy", 16, corpus={"dtype": "uint16"}, layout="windows")
     base["transforms"] = ["shift_targets", "drop_last_position"]
@@ -213,10 +213,10 @@ def all_digests(folder: Path) -> dict[str, str]:
     return found | dict(tokenized(folder / "tokenized")) | dict(rows_of_orders())
 
 
-def test_all_batches_equal_the_recorded_ones(tmp_path, own_cache):
+def test_all_digests_equal_the_recorded_ones(tmp_path, own_cache):
     found = all_digests(tmp_path)
     if "GRAIN_SFT_WRITE_DIGESTS" in os.environ:
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    beyond = [f"/ties {sort}/" for sort in SORTS[: SORTS.index(numpy_sort())]]  # this CPU can't sort like these
+    beyond = [f"/ties {sort}/" for sort in SORTS[: SORTS.index(numpy_sort())]]  # sorts of numpy that this CPU can't run
     recorded = json.loads(GOLDEN.read_text())
     assert found == {name: digest for name, digest in recorded.items() if not any(part in name for part in beyond)}

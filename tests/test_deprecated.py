@@ -1,4 +1,4 @@
-"""Former names work for one more version, and the warning gives the new one."""
+"""Former names work for one more version, and their warning gives the new name."""
 
 import importlib
 import sys
@@ -19,16 +19,16 @@ def test_a_former_module_is_the_new_one(former, new):
     assert found is importlib.import_module(f"grain_sft.{new}") and found.__spec__.name == f"grain_sft.{new}"
 
 
-def test_a_former_module_is_an_attribute_too(monkeypatch):
+def test_a_former_module_is_an_attribute_of_the_package_too(monkeypatch):
     monkeypatch.delitem(sys.modules, "grain_sft.trace", raising=False)
     monkeypatch.delattr(grain_sft, "trace", raising=False)
     with pytest.warns(DeprecationWarning, match="is now grain_sft.provenance"):
         assert grain_sft.trace.trace.__module__ == "grain_sft.provenance.lines"
 
 
-def test_a_module_of_others_keeps_its_name(monkeypatch):
+def test_a_module_of_the_standard_library_with_a_former_name_is_still_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "trace", raising=False)
-    assert importlib.import_module("trace").__name__ == "trace"  # the standard library's
+    assert importlib.import_module("trace").__name__ == "trace"
 
 
 def test_an_argument_under_both_names_is_refused():
@@ -36,7 +36,7 @@ def test_an_argument_under_both_names_is_refused():
         Mixture({}, when_dry="fail", on_exhausted="repeat")
 
 
-def test_the_former_name_of_read_config_is_found():
+def test_the_former_name_of_read_config_works_and_warns():
     from grain_sft import config
 
     with pytest.warns(DeprecationWarning, match="read_config"):

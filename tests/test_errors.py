@@ -1,4 +1,4 @@
-"""Errors are `GrainSftError`s. They are pickled with their messages, because worker processes send them."""
+"""Every error is a `GrainSftError`. It is pickled with its message, because worker processes send their errors."""
 
 import pickle
 
@@ -16,14 +16,14 @@ def test_every_error_pickles_with_its_message(kind):
     assert type(copy) is kind and str(copy) == "where: expected this, found that"
 
 
-def test_a_missing_extra_names_the_extra_and_pickles():
+def test_the_error_of_a_missing_extra_still_names_the_extra_after_pickling():
     error = pickle.loads(pickle.dumps(errors.MissingExtraError.of("a.parquet: reading Parquet", "pyarrow", "parquet")))
     assert isinstance(error, ImportError)
     assert "Run `pip install '.[parquet]'` in the checkout of grain_sft." in str(error)
 
 
 @pytest.mark.parametrize("text", ["from os import nothing_of_that_name", "import nothing_of_that_name"])
-def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch, text):
+def test_a_package_that_fails_to_import_is_not_called_missing(tmp_path, monkeypatch, text):
     (tmp_path / "broken_here.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.MissingExtraError, match=r"which fails to import .*nothing_of_that_name"):
@@ -36,7 +36,7 @@ def test_wrong_types_raise_a_grain_sft_error(make):
         make()
 
 
-def test_arrays_of_zero_dimensions_and_booleans_raise_a_grain_sft_error():
+def test_booleans_and_arrays_of_zero_dimensions_raise_a_grain_sft_error():
     checks = [(arguments.as_pair, errors.PipelineError), (arguments.as_objects, Host)]
     for check, kind in (*checks, (arguments.as_integers, errors.RowIndexError)):
         for values in ([True], np.array(5)):

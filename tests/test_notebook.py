@@ -1,4 +1,4 @@
-"""What objects show in a notebook: HTML tables, rows of a step, data frames, lengths, and names to complete."""
+"""For notebooks, objects have HTML tables, data frames and lengths, and `dir` lists the public names."""
 
 import importlib
 import operator
@@ -50,7 +50,7 @@ def test_each_object_has_a_short_table(pipeline, tmp_path):
         assert len(html) < 5000 and "<corpus>" not in html
 
 
-def test_tables_escape_what_they_show_and_cut_it():
+def test_tables_escape_their_texts_and_cut_long_ones():
     html = html_facts("<a>", {"<b>": "<c>" * 100, "left out": None, "count": 12345})
     assert "left out" not in html and "12,345" in html and len(html) < 1000
     assert "<a>" in text_of(html) and "<b>" in text_of(html)
@@ -61,7 +61,7 @@ def test_show_prints_rows_of_a_step(pipeline, capsys):
     pipeline.show(2)
     one = capsys.readouterr().out
     assert "step 2, epoch 0, row 0" in one and "row 1," not in one and "take loss" in one
-    assert "ids are shown" in one  # there is no tokenizer
+    assert "ids are shown" in one  # because there is no tokenizer
     for step, rows, expected in ((2, 3, "row 2,"), (0, [3], "step 0, epoch 0, row 3"), (0, 1000, "row 3,")):
         pipeline.show(step, rows=rows)
         assert expected in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Entries of a package from outside, here `tests/plugin` with an entry of each kind, work in every command."""
+"""Commands accept layouts, orders and other entries that another package defines. Here, that package is `tests/plugin`."""
 
 import contextlib
 import importlib
@@ -60,13 +60,13 @@ def config(folder: Path, layout: str = "layout") -> dict:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, layout):
+def test_batches_are_the_same_for_any_hosts_after_a_resume_and_with_workers(tmp_path, layout):
     stated, workers = config(tmp_path, layout), int(layout == "layout")
     assert_one_run(lambda host: load(stated, host=host), range(2, 6), hosts=(3,), worker_count=workers)
     assert (tmp_path / "steps.txt").read_text().split() == ["2", "3", "4", "5"] * (5 + workers)
 
 
-def test_rows_and_loss_are_those_of_a_naive_reference_of_the_plugin(tmp_path):
+def test_rows_and_loss_equal_those_of_a_naive_computation(tmp_path):
     pipeline = load(config(tmp_path))
     tokens = [np.fromfile(tmp_path / "articles" / f"{number}.tok", "<u2") for number in range(2)]
     windows = [each[first : first + LENGTH] for each in tokens for first in range(0, len(each) - LENGTH + 1, 12)]
@@ -107,7 +107,7 @@ WRONG_PIECES = [
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG_PIECES)
-def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed, message):
+def test_wrong_pieces_of_a_layout_are_refused(tmp_path, changed, message):
     from grain_sft_example.layouts import OverlappingWindows
 
     class Wrong(OverlappingWindows):
@@ -144,7 +144,7 @@ WRONG_MEMBERS = [
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG_MEMBERS)
-def test_a_layout_that_lacks_a_method_or_raises_is_an_error_that_names_it(tmp_path, changed, message):
+def test_the_error_of_a_layout_that_lacks_a_method_or_raises_names_the_layout(tmp_path, changed, message):
     from grain_sft_example.layouts import OverlappingWindows
 
     members = {name: vars(OverlappingWindows)[name] for name in ("__init__", "__len__", "pieces")}
@@ -191,13 +191,13 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
         refused = pytest.raises(LayoutError, match="'edited:pack' cannot be imp")
         with refused if number == 2 else contextlib.nullcontext():
             layout = PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="edited:pack", cache_dir=tmp_path)
-            assert layout.data_key.endswith(f"rows={layout.receipt['layout']})")  # so a state fits only the same rows
+            assert layout.data_key.endswith(f"rows={layout.receipt['layout']})")  # so a run's state fits only its rows
             counts.append(len(layout))
     assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_command_takes_the_config(tmp_path, monkeypatch, layout):
+def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(tmp_path, monkeypatch, layout):
     monkeypatch.chdir(tmp_path)
     path = write_config(Path("config.json"), config(tmp_path, layout) | {"audit": "audit"})
     take(load(path), 0, 6)
@@ -228,7 +228,7 @@ def test_a_template_from_outside_prepares_a_corpus(tmp_path, chats):
     assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
 
 
-def test_a_format_from_outside_is_written_and_refuses_masks_that_it_does_not_hold(tmp_path, capsys):
+def test_a_format_from_outside_is_written_and_masks_that_it_cannot_hold_are_refused(tmp_path, capsys):
     tokens = np.array([5, 6, 7, 2, 8, 9, 2], "<u2")
     tokens.tofile(tmp_path / "token_ids_part_0000.npy")
     convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o"]
@@ -288,7 +288,7 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
         assert message.replace("'", "").startswith(f"grain-sft prepare: template {name}") and expected in message
 
 
-def test_a_function_of_other_arguments_is_neither_an_order_nor_an_algorithm(tmp_path):
+def test_a_function_of_other_arguments_is_refused_as_an_order_and_as_an_algorithm(tmp_path):
     order = ORDERS["builtins:getattr"].make(8, seed=1, cache_dir=None)
     with pytest.raises(SamplerError, match=r"getattr.*, epoch 0: TypeError: .* Expected a function of \(seed, epoch, "):
         order(0, np.arange(8))

@@ -1,4 +1,4 @@
-"""A release: metadata, licence, citation and changelog agree, and the wheel and the sdist hold the tracked files."""
+"""The metadata, licence, citation and changelog agree, and the wheel and the sdist contain the tracked files."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_there_is_one_version():
+def test_the_package_its_metadata_and_the_changelog_state_one_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", grain_sft.__version__)
     assert PROJECT["dynamic"] == ["version"]
     assert grain_sft.__version__ in (ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"]).read_text()
@@ -48,7 +48,8 @@ def test_metadata_names_versions_files_and_functions_that_exist():
 
 def test_the_licence_file_has_the_licence_of_the_metadata():
     assert PROJECT["license"] == "Apache-2.0"
-    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: not with `license`
+    # PEP 639 forbids classifiers of licences next to `license`.
+    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]
     (path,) = PROJECT["license-files"]
     text = (ROOT / path).read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text
@@ -84,7 +85,7 @@ def test_extras_that_errors_and_pages_name_exist():
 
 
 @pytest.mark.heavy
-def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_wheel(tmp_path):
+def test_wheel_and_sdist_hold_the_tracked_files_and_the_sdist_builds_the_same_wheel(tmp_path):
     pytest.importorskip("hatchling", reason="builds need hatchling (the extra dev)")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:

@@ -1,4 +1,4 @@
-"""The structure of the package: files import public names through doors, and files and folders stay small."""
+"""Files of the package use only public names of other folders, through `__init__.py`. Files and folders stay small."""
 
 import ast
 import functools
@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).parents[1] / "grain_sft"
 DOCUMENTED = (
     *("_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"),  # documented by Python
     *("_info", "_cat_file"),  # coroutines of fsspec, for callers that run in its loop
-    "_run_exitfuncs",  # of atexit: there is no other way to run them before `os._exit` (cli/interrupts.py)
+    "_run_exitfuncs",  # a function of atexit, the only way to run exit functions before `os._exit` (cli/interrupts.py)
 )
 MOST_LINES, MOST_FILES = 300, 20
 NAMES = {*ALGORITHMS, *FORMATS, *LAYOUTS, *ORDERS, *TEMPLATES} - {"files", "grain", "index", "megatron", "rows", "text"}
-"""Names of entries, except words that also mean something else. Only tables may tell entries apart by name."""
+"""Names of entries of the tables, except words that also mean something else. Other code must not compare with them."""
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def trees() -> dict[Path, ast.Module]:
 
 @functools.cache
 def classes() -> dict[str, set[Path]]:
-    """Return the files that define each class of ours, except exceptions: any file may catch these."""
+    """Return the files that define each class of the package. Exceptions are left out, because any file may catch them."""
     found: dict[str, set[Path]] = {}
     for path, tree in trees().items():
         for node in ast.walk(tree):
@@ -38,7 +38,7 @@ def classes() -> dict[str, set[Path]]:
 
 
 def foreign_isinstance(path: Path, node: ast.AST) -> bool:
-    """Return whether the second argument of an `isinstance` names a class of ours from another file."""
+    """Return whether the second argument of an `isinstance` names a class of the package from another file."""
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")):
         return False
     names = [getattr(each, "id", getattr(each, "attr", None)) for each in ast.walk(node.args[1])]
@@ -57,7 +57,7 @@ def own_attributes(path: Path) -> set[str]:
 
 
 def foreign_underscore(path: Path, node: ast.AST) -> bool:
-    """Return whether an attribute `_name` is read that this file neither defines nor assigns."""
+    """Return whether the node is an attribute `_name` that its file neither defines nor assigns."""
     return (
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
@@ -69,7 +69,7 @@ def foreign_underscore(path: Path, node: ast.AST) -> bool:
 
 
 def compared_name(path: Path, node: ast.AST) -> bool:
-    """Return whether one of `NAMES` is compared outside the file of that name."""
+    """Return whether the node compares something with one of `NAMES`, outside of the file with that name."""
     if not isinstance(node, ast.Compare):
         return False
     parts = [each for part in (node.left, *node.comparators) for each in ast.walk(part)]
@@ -77,7 +77,7 @@ def compared_name(path: Path, node: ast.AST) -> bool:
 
 
 def past_a_door(path: Path, node: ast.AST) -> bool:
-    """Return whether a file of another room is imported, instead of the door (`__init__.py`) of a folder there."""
+    """Return whether the node imports a file of another top-level folder, instead of the `__init__.py` of a folder."""
     modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
     if isinstance(node, ast.Import):
         modules = [each.name for each in node.names]

@@ -1,4 +1,4 @@
-"""Write corpora of each format, damage their files, and return what `verify` finds."""
+"""Helpers that write corpora, damage their files, and check what `verify` finds."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ LENGTH = 64
 
 
 def write(kind: str, root: Path, count: int = 300, **options) -> Path:
-    """Write a corpus of `count` documents in the format `kind`; return its folder."""
+    """Write a corpus of `count` documents in the format `kind`, and return its folder."""
     docs = documents(count, weights=kind in ("episodes", "openchat"))
     writers = {"olmo": write_olmo, "episodes": write_episodes, "primer": write_primer, "openchat": write_openchat}
     own = {"olmo": {"part_tokens": max(2000, 8 * count), "sources": True}, "episodes": {"shards": 2}}
@@ -42,7 +42,7 @@ def assert_finds(where, wrong, words="", **options) -> Report:
 
 
 def write_train(root: Path, tokens, mask, pairs) -> Path:
-    """Write a corpus of episodes in one shard; `pairs` are their (start, length)."""
+    """Write a corpus of episodes in one shard. `pairs` has the (start, length) of each episode."""
     (root / "train").mkdir(parents=True)
     np.asarray(tokens, "<u2").tofile(root / "train/tokens.bin")
     np.asarray(mask, "u1").tofile(root / "train/mask.bin")

@@ -27,7 +27,7 @@ def test_a_sound_corpus_is_sound(tmp_path, kind, full):
     assert ("duplicate_documents" in report.figures) == full
 
 
-def test_the_split_of_a_folder_that_was_checked_is_named(tmp_path):
+def test_verify_states_which_split_of_a_folder_it_checks(tmp_path):
     for split in ("train", "val"):
         write_olmo(tmp_path / "sft" / split, documents(20))
     (finding,) = (each for each in check(tmp_path / "sft").findings if "training split" in each.message)
@@ -47,13 +47,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("kind", "path", "dtype", "value", "expected"), IMPOSSIBLE)
-def test_an_impossible_id_or_loss_is_found_far_from_the_ends_of_a_file(tmp_path, kind, path, dtype, value, expected):
+def test_an_impossible_id_or_loss_in_the_middle_of_a_file_is_found(tmp_path, kind, path, dtype, value, expected):
     root = write(kind, tmp_path, 1500)
     place = np.fromfile(root / path, dtype).size // 2
     poke(root / path, dtype, place, value)
     if path == "train_input_ids.bin":
         poke(root / "train_labels.bin", np.int32, place, -100)
-    assert check(root, full=False).sound or kind == "episodes"  # the fast check reads some episodes, this one too
+    assert check(root, full=False).sound or kind == "episodes"  # the fast check reads the damaged episode
     report = check(root)
     name = "vocabulary" if value == 1000 else "loss"
     assert wrongs(report)[0] == (name, Path(path).name, f"token {place}") and expected in sentences(report)
@@ -62,7 +62,7 @@ def test_an_impossible_id_or_loss_is_found_far_from_the_ends_of_a_file(tmp_path,
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
-def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full):
+def test_shifted_boundaries_and_boundaries_outside_of_the_tokens_are_found(tmp_path, full):
     root = write("episodes", tmp_path, gap=1)
     paths = sorted(root.glob("train/*/episodes.idx"))
     whole = np.fromfile(paths[0], np.uint64)
@@ -95,7 +95,7 @@ def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["replaced", "shortened", "gone", "grown"])
-def test_all_files_that_differ_from_their_index_are_named(tmp_path, change):
+def test_files_that_differ_from_their_index_are_named(tmp_path, change):
     root = write("olmo", tmp_path)
     grain_sft.open_corpus(root, eos_token_id=EOS).save(tmp_path / "index.json")
     assert check(tmp_path / "index.json", full=False).sound
@@ -112,7 +112,7 @@ def test_all_files_that_differ_from_their_index_are_named(tmp_path, change):
     assert any(path.name in sentences(report) for path in paths)
 
 
-def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp_path):
+def test_wrong_statistics_and_source_numbers_without_an_input_are_found(tmp_path):
     root = write("olmo", tmp_path)
     tokens = sum(len(each) for each, _ in documents(300))
     manifest = {
@@ -128,7 +128,7 @@ def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp
     (root / "prepare.json").write_text(json.dumps(manifest))
     report = verify(root, full=True)
     assert wrongs(report)[0] == ("boundaries", "sources.bin", "document 2")
-    assert report.left_out == {"boundaries": 80}  # 100 are wrong, and 20 are listed
+    assert report.left_out == {"boundaries": 80}  # 100 documents are wrong, and 20 are listed
 
 
 def test_statistics_of_another_corpus_are_not_compared(tmp_path):
@@ -156,7 +156,7 @@ def test_another_tokenizer_next_to_the_corpus_is_found(tmp_path):
     assert_finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
 
 
-def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, capsys):
+def test_duplicates_are_counted_and_are_faults_only_with_refuse_duplicates(tmp_path, capsys):
     docs = documents(300)
     docs += [docs[7], docs[9], docs[7]]
     root = write_olmo(tmp_path / "olmo", docs, part_tokens=1000)

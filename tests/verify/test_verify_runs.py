@@ -31,7 +31,7 @@ def layout(tmp_path):
     return PackedLayout(grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS), LENGTH)
 
 
-def test_a_plan_is_sound_without_and_with_its_corpus_and_is_refused_with_another_corpus(tmp_path, layout):
+def test_a_plan_is_refused_if_it_is_checked_with_another_corpus_or_is_damaged(tmp_path, layout):
     path = plan_files(layout)[0]["path"]
     assert verify(path).sound
     report = verify(path, corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
@@ -86,7 +86,7 @@ PLAN_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
-def test_the_fault_of_a_plan_is_found(tmp_path, layout, fault):
+def test_each_fault_of_a_plan_is_found(tmp_path, layout, fault):
     change, sentence = PLAN_FAULTS[fault]
     change_plan(layout, change, tmp_path / "mine.arrays")
     report = verify(tmp_path / "mine.arrays", corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
@@ -117,7 +117,7 @@ def config(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["windows", "padded", "packed"])
-def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
+def test_a_sound_config_is_sound_and_a_full_check_counts_the_rows_of_its_first_epoch(config, kind):
     path = config(layout={"kind": kind})
     pipeline = load(path)
     for full in (False, True):
@@ -145,7 +145,7 @@ def test_all_sources_of_a_mixture_are_checked(tmp_path):
     for full in (False, True):
         report = assert_finds(path, [], full=full)
         assert {report.figures[f"source {name}"]["documents"] for name in mixture} == {300}
-        assert report.figures["documents"] == 600  # in the plans of both sources
+        assert report.figures["documents"] == 600  # the plans of both sources together have 600 documents
     again = of(**mixture, again=mixture["receipt"] | {"eos_token_id": VOCABULARY})
     assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(again, full=False))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
@@ -162,7 +162,7 @@ def test_a_damaged_plan_in_the_cache_is_found_by_a_check_of_its_config(config):
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
 
 
-def test_a_batch_that_is_not_aligned_is_found(config):
+def test_a_wrong_value_in_a_batch_is_found(config):
     whole = load(config(layout={"kind": "padded"}))[0]
     for key, place, value, sentence in (
         ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
@@ -180,7 +180,7 @@ def test_a_batch_that_is_not_aligned_is_found(config):
 
 
 @pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])
-def test_rows_whose_planes_do_not_fit_are_found(tmp_path, layout, plane):
+def test_a_wrong_value_in_a_plane_of_materialized_rows_is_found(tmp_path, layout, plane):
     """A materialized row has its tokens first, and then three planes of one value for each token."""
     materialize(layout, tmp_path / "rows")
     assert check(tmp_path / "rows").sound

@@ -58,7 +58,7 @@ def texts(pipeline):
 
 @pytest.fixture
 def config(run, tmp_path):
-    """`config(**sections)`: path of a config over the same corpus, with changes of sections. None removes a section."""
+    """`config(**sections)` returns the path of a config like `run`, with these sections changed. None removes a section."""
 
     def write(**changed):
         stated = json.loads(run.read_text())

@@ -16,7 +16,7 @@ def data_of(page):
 
 
 def tables_of(page):
-    """Return the tables of a page by their ids: a list of cells for each line."""
+    """Return the tables of a page, by id. A table is a list of lines, and a line is a list of the texts of its cells."""
 
     def cells(line):
         return [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<t[dh].*?>(.*?)</t[dh]>", line)]

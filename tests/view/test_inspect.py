@@ -1,4 +1,4 @@
-"""Tests of `grain-sft inspect`: the text that it prints for a row is what the pipeline gives."""
+"""`grain-sft inspect` prints the tokens, sources and loss that the pipeline gives for a row."""
 
 import contextlib
 import dataclasses
@@ -75,7 +75,7 @@ def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
         assert not [note for note in view.notes if "segment" in note]
 
 
-def test_rows_of_each_host_have_their_slot_and_rows_of_padding_are_named_so(config):
+def test_rows_of_each_host_have_their_slot_and_rows_of_padding_are_called_padding(config):
     path = config(sampler={"global_batch_size": 4, "last_batch": "fill", "epochs": 1, "order": "shuffle"})
     last = len(load(path)) - 1
     whole = view_rows(load(path), last)
@@ -98,7 +98,7 @@ def test_a_row_of_padding_in_a_mixture_is_shown_without_an_epoch(run):
     assert (view.epoch, heading) == (-1, f"step {len(pipeline) - 1}, row 6, of padding alone")
 
 
-def test_a_changed_batch_is_noted(pipeline):
+def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
     class Change(grain.transforms.Map):
         def __init__(self, change):
             self.change = change
@@ -205,7 +205,7 @@ def test_without_a_tokenizer_ids_are_shown(write_tokens, tmp_path, capsys):
     assert re.findall(r"⟨(\d+)⟩", captured.out) == list(map(str, load(config)[0]["inputs"][0].tolist()))
 
 
-def test_what_cannot_be_shown_is_an_error(run, capsys):
+def test_wrong_steps_rows_tokenizers_and_hosts_are_errors(run, capsys):
     for arguments, words in (
         ("--step 100000", "expected 0 to"),
         ("--step 0 --row 4", "row 4 of step 0: expected 0 to 3"),
@@ -216,7 +216,7 @@ def test_what_cannot_be_shown_is_an_error(run, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_colours_are_for_terminals_that_want_them_and_any_encoding_is_printed(run):
+def test_colours_are_printed_only_on_terminals_without_no_color_and_any_encoding_works(run):
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
     command = [sys.executable, "-m", "grain_sft.cli.main", "inspect", str(run), "--step", "0"]
 

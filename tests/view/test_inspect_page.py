@@ -81,7 +81,7 @@ def test_a_page_of_the_first_or_last_step_has_one_neighbour(run, pipeline, tmp_p
         assert [row["row"] for each in data["steps"] for row in each["rows"]] == [3, 3]
 
 
-def test_a_page_of_a_stages_first_step_and_pages_of_rows_that_do_not_exist(config, pipeline):
+def test_the_first_step_of_a_stage_has_a_page_and_rows_that_do_not_exist_are_refused(config, pipeline):
     path = config(stages=[{"steps": 3}, {"steps": 3, "sampler": {"seed": 4}}])
     assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
     with pytest.raises(RowIndexError, match="at least one row"):
@@ -119,7 +119,7 @@ def test_a_page_shows_steps_of_a_mixture_whose_batches_change_in_size(mixture, t
     assert browser.console() == []
 
 
-def test_a_page_shows_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path, browser):
+def test_a_page_shows_loss_weights_and_four_byte_ids_without_texts(write_tokens, tmp_path, browser):
     rng = np.random.default_rng(0)
     write_tokens("sft/token_ids_part_0000.npy", rng.integers(0, 2**31 - 1, 300), "uint32")
     weights = np.round(rng.random(300), 3).astype(np.float32) * (rng.random(300) < 0.7)
@@ -168,7 +168,7 @@ def expected_tokens(view, texts, segment=None):
     return found
 
 
-def test_a_browser_shows_the_rows_by_mouse_and_keyboard(page, pipeline, texts, browser):
+def test_keys_and_the_segment_menu_choose_what_a_browser_shows(page, pipeline, texts, browser):
     browser.open(page)
     views = {step: view_rows(pipeline, step) for step in (STEP - 1, STEP, STEP + 1)}
     assert tokens_shown(browser) == expected_tokens(views[STEP][0], texts)

@@ -23,7 +23,7 @@ def config(tmp_path):
 
 @pytest.mark.parametrize("width", [50, 71, 72, 130])
 @pytest.mark.parametrize("colour", [False, True])
-def test_the_responses_are_next_to_each_other_where_the_terminal_has_room(config, width, colour):
+def test_the_responses_are_next_to_each_other_if_the_terminal_is_wide_enough(config, width, colour):
     pipeline, texts = load(config), TokenTexts(None)
     for step in range(2):
         for view in view_rows(pipeline, step):

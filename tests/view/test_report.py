@@ -1,4 +1,4 @@
-"""`grain-sft report`: its figures are those counted in the corpus and the batches, and its page shows all of them."""
+"""The figures of `grain-sft report` equal counts of the corpus and the batches, and its page shows all of them."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def test_lengths_are_those_of_the_documents(report, pipeline):
     assert sum(each["documents"] for each in found["bins"]) == len(lengths)
 
 
-def test_packing_is_what_each_algorithm_makes(report, pipeline, tmp_path):
+def test_packing_figures_are_those_of_the_rows_that_each_algorithm_makes(report, pipeline, tmp_path):
     assert [each["algorithm"] for each in report["packing"]["algorithms"]] == list(ALGORITHMS)
     assert report["packing"]["used"] == "best_fit_decreasing"
     for each in report["packing"]["algorithms"]:
@@ -100,7 +100,7 @@ def test_attention_is_compared_between_the_devices_of_each_step(report, pipeline
         assert figures["step"] == report["sources"]["steps"][int(np.argmax(found))]
 
 
-def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
+def test_tokens_of_each_source_are_counted_in_the_batches(report, pipeline):
     steps, columns = report["sources"]["steps"], report["sources"]["columns"]
     assert len(steps) == 7 and (steps[0], steps[-1]) == (0, len(pipeline) - 1)
     corpus, layout = pipeline.source.layout.corpus, pipeline.source.layout
@@ -118,7 +118,7 @@ def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
     assert 0 < trainable.sum() < tokens.sum()
 
 
-def test_rejected_rows_and_their_examples_are_real(report, pipeline):
+def test_rejected_rows_are_those_of_the_filter_and_examples_repeat(report, pipeline):
     found, steps = report["filter"], report["sources"]["steps"]
     rows = np.concatenate([pipeline.sampler.rows(step) for step in steps])
     fails = NgramFilter(count_padding=True).fails(pipeline.source.read(rows)["tokens"])
@@ -147,7 +147,7 @@ def test_left_out_tokens_add_up(report, pipeline):
 
 @pytest.fixture
 def made(config):
-    """`made(layout)` returns a pipeline of one epoch of the chats, and what it leaves out: name to (documents, tokens)."""
+    """`made(layout)` returns a pipeline of one epoch of the chats, and the (documents, tokens) it leaves out, by reason."""
 
     def make(layout=None, **changed):
         path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
@@ -168,7 +168,7 @@ def test_windows_leave_out_the_ends_of_files(made):
     assert report["lengths"]["documents"] == len(pipeline.source.layout.corpus.documents)
 
 
-def test_padded_rows_leave_out_what_is_longer_and_what_is_short(made):
+def test_padded_rows_leave_out_ends_of_long_documents_and_short_documents(made):
     pipeline, lines = made({"kind": "padded", "sequence_length": 50, "min_tokens": 40})
     lengths = pipeline.source.layout.corpus.documents.length
     kept, dropped = lengths[lengths >= 40], lengths[lengths < 40]
@@ -180,7 +180,7 @@ def test_padded_rows_leave_out_what_is_longer_and_what_is_short(made):
     assert lines.get(what) == ((None, filling * 50) if filling else None)
 
 
-def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
+def test_documents_that_prepare_truncated_or_dropped_are_in_the_report(made, run, tmp_path):
     chats = tmp_path / "chats"
     shutil.copytree(json.loads(run.read_text())["corpus"]["path"], chats)
     manifest = json.loads((chats / "prepare.json").read_text())
@@ -249,7 +249,7 @@ def test_no_page_replaces_its_config(config, capsys):
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
-def test_a_browser_opens_the_report(written, report, browser, scheme, width):
+def test_a_browser_shows_all_tables_and_pictures_of_the_report(written, report, browser, scheme, width):
     browser.set_screen(width, 900, scheme)
     browser.open(written[0])
     assert browser.console() == [] and browser.requests() == [written[0].absolute().as_uri()]

@@ -1,4 +1,4 @@
-"""Test of a report on the rows that a filter rejects: a filter from outside of grain_sft, and withdrawn documents."""
+"""A report counts the rows that a user's filter rejects, and does not count withdrawn documents."""
 
 import grain
 import numpy as np

@@ -1,4 +1,4 @@
-"""Tests that text is shown with visible characters alone: signs replace characters that hide, move or control text."""
+"""Text is shown in visible characters only. Signs replace characters that hide, move or control text."""
 
 import unicodedata
 
@@ -77,7 +77,7 @@ def test_special_tokens_are_recognized_and_ids_outside_of_the_vocabulary_have_no
 
 
 @given(st.lists(st.binary(max_size=3), max_size=12))
-def test_characters_are_put_together_from_any_bytes(parts):
+def test_tokens_of_any_bytes_are_joined_only_into_whole_characters(parts):
     pieces = [part.decode("utf-8", "surrogateescape") for part in parts]
     before = 0
     for first, stop, whole in split_characters(pieces):
