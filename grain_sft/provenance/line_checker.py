@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import as_text
@@ -54,7 +54,7 @@ class Checked:
 class Change(NamedTuple):
     """Amendment or later stage of a run. `text` is its text in the receipt."""
 
-    kind: Literal["an amendment", "a stage"]
+    kind: str  # "an amendment" or "a stage"
     first_step: int
     text: str
 
@@ -64,10 +64,11 @@ class Change(NamedTuple):
 
 
 def changes_of(pipeline: Pipeline) -> list[Change]:
-    """Return the amendments of a run, then its stages after the first."""
-    stages = zip(pipeline.stages[1:], pipeline.later_stages, strict=True)
-    amendments = [Change("an amendment", amendment.step, str(amendment)) for amendment in pipeline.amendments]
-    return amendments + [Change("a stage", stage.first_step, text) for stage, text in stages]
+    """Return the amendments of a run, then its stages after the first, even those whose steps are all skipped."""
+    texts = [("an amendment", str(amendment)) for amendment in pipeline.amendments]
+    texts += [("a stage", text) for text in pipeline.later_stages]
+    # a text is "from step 100: ..."
+    return [Change(kind, int(text.partition(":")[0].split()[-1]), text) for kind, text in texts]
 
 
 class LineChecker:
