@@ -174,7 +174,7 @@ def _parse_prompt_completion(record: Record) -> Conversation:
     """Parse {"prompt", "completion"}, each a text or a list of messages. The prompt takes no loss."""
     label = record.get("label")  # in TRL's unpaired preferences; a file of integers or texts has 0 or "false"
     if label == 0 or str(label).lower() in ("0", "false"):
-        problem = f"label: {json.dumps(label)} marks a completion that a model must not learn"
+        problem = f"label: {json.dumps(label, default=str)} marks a completion that a model must not learn"
         raise RecordError(f"{problem}. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     messages = (*_untrained(prompt), *completion)

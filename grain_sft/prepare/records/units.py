@@ -39,7 +39,7 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file; None for a file of plain lines (uncompressed JSONL), which is not read to cut it.
+      parts: Parts of the file; None for a file of plain lines (uncompressed JSONL): `plan_units` cuts it unread.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version. Else "".

@@ -1,5 +1,6 @@
 """Each schema reads its records as conversations. The error of any other record names the mistake and its place."""
 
+import decimal
 import json
 import re
 import shlex
@@ -156,6 +157,7 @@ WRONG_RECORDS = [
     ({"prompt": "u", "completion": "a", "label": False}, ["label: false"]),
     ({"prompt": "u", "completion": "a", "label": 0}, ["label: 0"]),
     ({"prompt": "u", "completion": "a", "label": "False"}, ['label: "False"']),
+    ({"prompt": "u", "completion": "a", "label": decimal.Decimal(0)}, ['label: "0"']),  # as Parquet files have it
     (messages() | {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs: not read"]),
     (messages() | {"loss_mask": [0]}, ["loss_mask: not read"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
