@@ -160,7 +160,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         with open(open_regular(path), "rb") as file:
             return _mapped(file)
     except OSError as error:
-        problem = f"{path}: can't be opened ({error.strerror or error})"
+        problem = f"{path}: can't be read ({error.strerror or error})"
         raise StorageError(f"{problem}. Check the path and the disk.") from error
     except Exception as error:  # for a damaged header, json and numpy raise many kinds of exceptions
         raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
@@ -209,8 +209,8 @@ def open_cached(
         if check is not None:
             check(arrays)
         return arrays
-    except ValueError as error:
+    except (ValueError, CorpusFileError) as error:
         logging.warning("%s: its checksum is right, but %s; making it again.", target, error)
-    except (StorageError, CorpusFileError) as error:
+    except StorageError as error:
         logging.warning("%s", error)
     return None

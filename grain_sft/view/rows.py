@@ -208,7 +208,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Cut `pieces` where the segment changes. `segments` is int64 [n], the segment of each token in the batch."""
+    """Cut `pieces` where the segment changes. `segments` is int64 [n], the batch's segment of each token of the row."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     column = 0  # column of the piece's first token

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from batches import assert_same
 
-from grain_sft.errors import StorageError
+from grain_sft.errors import CorpusFileError, StorageError
 from grain_sft.storage import artifact
 
 DEPENDS = {"of": "this", "number": 3, "list": [1, None, 2.5]}
@@ -170,6 +170,14 @@ def test_a_file_with_other_dependencies_than_its_name_states_is_replaced(made, m
     assert "its dependencies do not match its name" in caplog.messages[0]
 
 
+@pytest.mark.parametrize("error", [ValueError, CorpusFileError])
+def test_arrays_that_fail_the_check_are_made_again_and_the_warning_states_it(made, maker, caplog, error):
+    check = mock.Mock(side_effect=error("a file is missing"))
+    assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1], check=check), arrays())
+    assert maker.call_count == 2
+    assert caplog.messages[0] == f"{made}: its checksum is right, but a file is missing; making it again."
+
+
 def test_a_file_that_cannot_be_opened_for_a_moment_is_kept(made, maker, caplog, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(artifact, "open_regular", mock.Mock(side_effect=OSError(24, "Too many open files")))
@@ -180,7 +188,7 @@ def test_a_file_that_cannot_be_opened_for_a_moment_is_kept(made, maker, caplog, 
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(StorageError, match=r"nowhere: can't be opened \(No such file"):
+    with pytest.raises(StorageError, match=r"nowhere: can't be read \(No such file"):
         artifact.open_file(tmp_path / "nowhere")
 
 

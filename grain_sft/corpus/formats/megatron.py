@@ -52,7 +52,7 @@ class Megatron(Format):
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
         """Return whether this is the format of `paths`.
 
-        That is so if they are a blend, if one of them is a prefix or a folder of prefixes, or if each is a .bin or .idx file.
+        That is so if they are a blend, if one of them is a prefix or a folder of prefixes, or if each is a file of a prefix.
         """
         if _is_blend(paths):
             return True
@@ -166,8 +166,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset of `count` sequences or documents.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). Messages begin with the
-    text `prefix`.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `prefix` precedes the
+    names `split` and `subset`, such as "document_" in `document_split`.
     """
     expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
