@@ -40,7 +40,7 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
-        raise RowIndexError(f"no step lies between {first} and {last}. Give the earlier checkpoint first.")
+        raise RowIndexError(f"no step lies between {first} and {last}. Give an earlier, then a later checkpoint.")
     if steps.stop > pipeline.end_step:
         raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
     return steps

@@ -45,7 +45,8 @@ class Trace:
         numbers documents as the corpus does. In a mixture of sources with 100 and 50 documents, the second source has the
         numbers 100 to 149. If a later stage of this run reads other documents, these have numbers from 150 on.
       source: Index into `source_names`. A source is a file that the corpus was prepared from. If the corpus does not record
-        these files, the sources are the labels of its shards, such as "code" and "web".
+        these files, the sources are the labels of its shards, such as "code" and "web". If the corpus
+        records these files, tokens outside all documents have the source -1.
       record: Line or row of the document in its source, from 1; -1 if the corpus does not record it.
       trainable: Number of tokens that take loss; None if the trace does not count these tokens.
       withdrawn: Number of tokens that an amendment has withdrawn at this step; None in a run without such amendments.

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _BLOCK_ROWS = 1 << 12  # rows that `_due_rows` computes at once
-_PROBED_ROWS = 1 << 10  # rows that `_slack` checks for missed deadlines
+_PROBED_ROWS = 1 << 10  # number of rows that `_slack` checks for early and late rows
 
 Sources = npt.NDArray[np.unsignedinteger]
 

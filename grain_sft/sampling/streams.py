@@ -102,7 +102,7 @@ class SourceOrder:
 
         Args:
           cache_dir: Folder of cached permutations, as in `IndexSampler`.
-          costs: Cost of computing each row, as in `IndexSampler`. Only an order by cost, such as "balanced", needs it.
+          costs: Cost of each row, and the indices that each step reads. Only an order by cost, such as "balanced", needs them.
 
         Raises:
           SamplerError: The order is by cost, and `costs` is None.

@@ -115,7 +115,8 @@ class RowReader:
                     raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
-            problem = f"{self._folder}: a segment of a row ends outside of the row, or before an earlier segment"
+            expected = f"expected their number, then columns up to {self._length}, ascending"
+            problem = f"{self._folder}: the segment ends of a row are damaged; {expected}"
             raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:

@@ -76,9 +76,8 @@ class SegmentRow:
             segments[begin:] = positions[begin:] = ZERO
         if take_loss:
             target_segments[:] = segments_data
-        begin = (
-            0  # a loop of its own, because `target_segments` is filled faster while the segment ids are in the cache
-        )
+        begin = 0
+        # a loop of its own, because `target_segments` is filled faster while the segment ids are in the cache
         for end in ends:
             positions_data[begin:end] = counting[: end - begin]
             if take_loss:

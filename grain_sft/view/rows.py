@@ -201,7 +201,8 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     for values in zip(*(column.tolist() for column in lines.values()), strict=True):
         line = dict(zip(lines, values, strict=True))
         document, record = (None if line[name] < 0 else line[name] for name in ("document", "record"))
-        source, file = origin.source_names[line["source"]], origin.paths[line["shard"]]
+        source = origin.source_names[line["source"]] if line["source"] >= 0 else ""
+        file = origin.paths[line["shard"]]
         tokens = line["start"], line["stop"], line.get("withdrawn", 0)
         pieces.append(Piece(line["segment"], document, source, record, file, *tokens, mixed=is_mixture))
     return tuple(pieces)

@@ -105,7 +105,7 @@ def test_segments_that_end_outside_of_their_row_are_an_error(tmp_path, monkeypat
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
-    expected = r"rows: a segment of a row ends outside of the row, or before an earlier segment.*Write the rows again"
+    expected = r"rows: the segment ends of a row are damaged; expected .*Write the rows again"
     with pytest.raises(CorpusError, match=expected):
         ShiftTargets().read(source, np.array([0, 1]))
 

@@ -99,7 +99,7 @@ def test_a_table_counts_the_epochs_of_a_layout_that_is_packed_again_for_each_epo
 
 def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):
     pipeline = pipeline_of(PaddedLayout(open_corpus(write_episodes(tmp_path, documents(40))), 16))
-    for last, words in (("step5", "earlier checkpoint first"), ("step99", "ends after 20 steps")):
+    for last, words in (("step5", "earlier, then a later checkpoint"), ("step99", "ends after 20 steps")):
         with pytest.raises(RowIndexError, match=words):
             steps_between(pipeline, "step5", last)
     with pytest.raises(SamplerError, match="epochs=3"):

@@ -53,6 +53,23 @@ def test_sources_and_records_are_those_of_the_documents(pipeline):
                 np.testing.assert_array_equal(view.tokens[first:stop], tokens)
 
 
+class OutsideDocuments(WindowLayout):
+    """Windows whose tokens are outside all documents."""
+
+    follows_documents = True
+
+    def pieces(self, rows):
+        pieces = super().pieces(rows)
+        return pieces._replace(document=np.full_like(pieces.row, -1))
+
+
+def test_tokens_outside_all_documents_are_shown_without_a_source(pipeline):
+    layout = OutsideDocuments(pipeline.source.layout.corpus, 64)
+    sampler = IndexSampler(len(layout), global_batch_size=2, seed=1)
+    (piece, *_) = view_rows(Pipeline(NpyDataSource(layout), sampler, [ShiftTargets()]), 0)[0].pieces
+    assert (piece.document, piece.source, piece.record) == (None, "", None)
+
+
 def test_a_record_of_a_mixture_is_shown_in_words(run):
     """Amendments read "chat:7" as document 7 of the source chat, so record 7 must not look like that."""
     mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1}}

@@ -150,8 +150,9 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
         for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
             if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
-                problem = f"row {its_rows[0]} is on process {process}, but only processes {list(loaders)} load data"
-                raise ConfigError(f"MaxText: {problem}. Set expansion_factor_real_data or per_device_batch_size.")
+                problem = f"row {its_rows[0]} of the global batch is on process {process}"
+                reason = f"MaxText's loaders are processes {list(loaders)}"
+                raise ConfigError(f"{problem}, but {reason}. Set expansion_factor_real_data or per_device_batch_size.")
     prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
     return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
 
