@@ -71,18 +71,18 @@ def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
     assert OPTIONS["ripe"].help == OPTIONS["fresh"].help == "Whether it is."
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"name": None}, ".name is None; expected text."),
-        ({"kind": "aple"}, ".kind is 'aple'; expected one of apple, pear, or package.mod"),
-        ({"ripe": 1}, ".ripe is 1; expected true or false."),
-        ({"prices": {"a": "b"}}, ".prices.a is 'b'; expected a number."),
-        ({"prices": {1: 2}}, ".prices: a key is 1; expected text. Put it in quotes."),
-        ({"basket": {"size": 0}}, ".basket.size is 0; expected an integer (1 or more)."),
-        ({"basket": 3}, ".basket is 3; expected a section with size."),
-    ],
-)
+MISTAKES = [
+    ({"name": None}, ".name is None; expected text."),
+    ({"kind": "aple"}, ".kind is 'aple'; expected one of apple, pear, or package.mod"),
+    ({"ripe": 1}, ".ripe is 1; expected true or false."),
+    ({"prices": {"a": "b"}}, ".prices.a is 'b'; expected a number."),
+    ({"prices": {1: 2}}, ".prices: a key is 1; expected text. Put it in quotes."),
+    ({"basket": {"size": 0}}, ".basket.size is 0; expected an integer (1 or more)."),
+    ({"basket": 3}, ".basket is 3; expected a section with size."),
+]
+
+
+@pytest.mark.parametrize(("section", "message"), MISTAKES)
 def test_a_mistake_in_a_section_is_named(section, message):
     with pytest.raises(ConfigError) as error:
         check({"name": "x", **section}, OPTIONS, "a.yaml: shop")

@@ -99,20 +99,19 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     assert len(set(rows.tolist())) < len(rows)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
-        ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
-        ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
-        ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),
-        ({"dataset_dir": "none"}, "none"),
-        ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
-        ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest known: 'seed'."),
-        ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
-    ],
-    ids=str,
-)
+MISTAKES = [
+    ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
+    ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
+    ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
+    ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),
+    ({"dataset_dir": "none"}, "none"),
+    ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
+    ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest known: 'seed'."),
+    ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), MISTAKES, ids=str)
 def test_the_error_names_the_mistake(data, tmp_path, changes, expected):
     path = write_config(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
     message = error_of(path)

@@ -18,18 +18,18 @@ def three(tmp_path):
     return grain_sft.open_corpus(write_episodes(tmp_path / "three", THREE))
 
 
-@pytest.mark.parametrize(
-    ("batch_tokens", "ranks", "model_type", "rate"),
-    [  # results of calculate_auto_lr of openchat 3.6 for the same three conversations
-        (81920, 8, "openchat_v3.2", 8.586501033599193e-05),
-        (77824, 8, "openchat_v3.2_Mistral", 1.3948476619330153e-05),
-        (65536, 1, "openchat_3.5_GEMMA", 4.936890981375167e-06),
-        (8192, 64, "OpenChat_3.6", 1.449056603773585e-05),
-        (1, 1, "gemma_mistral", 1.7677669529663686e-08),
-        (4_000_000, 2, "openchat_3.6_gemma", 5.454545454545454e-05),
-        (4_000_000, 1, "", 3e-4 * 0.5**0.5),  # computed by hand
-    ],
-)
+RATES = [  # results of calculate_auto_lr of openchat 3.6 for the same three conversations
+    (81920, 8, "openchat_v3.2", 8.586501033599193e-05),
+    (77824, 8, "openchat_v3.2_Mistral", 1.3948476619330153e-05),
+    (65536, 1, "openchat_3.5_GEMMA", 4.936890981375167e-06),
+    (8192, 64, "OpenChat_3.6", 1.449056603773585e-05),
+    (1, 1, "gemma_mistral", 1.7677669529663686e-08),
+    (4_000_000, 2, "openchat_3.6_gemma", 5.454545454545454e-05),
+    (4_000_000, 1, "", 3e-4 * 0.5**0.5),  # computed by hand
+]
+
+
+@pytest.mark.parametrize(("batch_tokens", "ranks", "model_type", "rate"), RATES)
 def test_the_learning_rate_equals_that_of_openchat(three, batch_tokens, ranks, model_type, rate):
     assert automatic_learning_rate(three, batch_tokens, ranks, model_type) == pytest.approx(rate, rel=1e-12)
 

@@ -62,20 +62,20 @@ def test_a_placeholder_left_open_is_an_error_unless_a_file_has_that_name(tmp_pat
     assert shards(mix) == [("web", str(path), 1)]
 
 
-@pytest.mark.parametrize(
-    ("path", "remap", "expected"),
-    [
-        ("pre/{T}/a.npy", {"{T}": "dolma3", "pre/": "/data/", "/data/": "/never/"}, "/data/dolma3/a.npy"),
-        ("pre/dolma3/a.npy", {"pre/{T}/": "/x/", "pre/": "/y/{T}/", "{T}": "t"}, "/y/t/dolma3/a.npy"),
-        ("pre/{T}/a.npy", {"pre/t/": "/x/", "{T}": "t"}, "/x/a.npy"),
-        ("other/a.npy", {"{T}": "dolma3", "pre/": "/data/"}, "other/a.npy"),
-        ("old/a/0.npy", {"old/": "/data"}, "/data/a/0.npy"),
-        ("old/a/0.npy", {"old": "/data"}, "/data/a/0.npy"),
-        ("old/a/0.npy", {"": "/x", "old/": "/data/"}, "/data/a/0.npy"),
-        ("a/0.npy", {"": "/data"}, "/data/a/0.npy"),
-        ("gs://a/b/deep/0.npy", {"gs://a/b/": "/far/", "gs://a/b/deep/": "/near/", "gs://": "/no/"}, "/near/0.npy"),
-    ],
-)
+REMAPPED = [
+    ("pre/{T}/a.npy", {"{T}": "dolma3", "pre/": "/data/", "/data/": "/never/"}, "/data/dolma3/a.npy"),
+    ("pre/dolma3/a.npy", {"pre/{T}/": "/x/", "pre/": "/y/{T}/", "{T}": "t"}, "/y/t/dolma3/a.npy"),
+    ("pre/{T}/a.npy", {"pre/t/": "/x/", "{T}": "t"}, "/x/a.npy"),
+    ("other/a.npy", {"{T}": "dolma3", "pre/": "/data/"}, "other/a.npy"),
+    ("old/a/0.npy", {"old/": "/data"}, "/data/a/0.npy"),
+    ("old/a/0.npy", {"old": "/data"}, "/data/a/0.npy"),
+    ("old/a/0.npy", {"": "/x", "old/": "/data/"}, "/data/a/0.npy"),
+    ("a/0.npy", {"": "/data"}, "/data/a/0.npy"),
+    ("gs://a/b/deep/0.npy", {"gs://a/b/": "/far/", "gs://a/b/deep/": "/near/", "gs://": "/no/"}, "/near/0.npy"),
+]
+
+
+@pytest.mark.parametrize(("path", "remap", "expected"), REMAPPED)
 def test_prefixes_and_placeholders_are_remapped_together(path, remap, expected):
     assert remap_path(path, remap) == expected
 

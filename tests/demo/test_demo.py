@@ -38,16 +38,16 @@ def log(*steps: int) -> Log:
     return {step: WHOLE[step] for step in range(*steps)}
 
 
-@pytest.mark.parametrize(
-    ("resumed", "uninterrupted", "sentence"),
-    [
-        (log(3, 9), WHOLE, "None"),
-        (log(3, 9) | OTHER_LOSS, WHOLE, f"Step 5 is the first that differs: Record(step=5, loss={NEXT_FLOAT}"),
-        (log(3, 9), WHOLE | OTHER_BATCH, "Step 8 is the first that differs"),
-        (log(4, 9), WHOLE, "Step 3 is the first that differs: None and Record"),
-        (log(3, 8), log(8), "Step 8 is the first that differs: None and None"),
-    ],
-)
+DIFFERENCES = [
+    (log(3, 9), WHOLE, "None"),
+    (log(3, 9) | OTHER_LOSS, WHOLE, f"Step 5 is the first that differs: Record(step=5, loss={NEXT_FLOAT}"),
+    (log(3, 9), WHOLE | OTHER_BATCH, "Step 8 is the first that differs"),
+    (log(4, 9), WHOLE, "Step 3 is the first that differs: None and Record"),
+    (log(3, 8), log(8), "Step 8 is the first that differs: None and None"),
+]
+
+
+@pytest.mark.parametrize(("resumed", "uninterrupted", "sentence"), DIFFERENCES)
 def test_the_first_step_that_differs_is_named(resumed, uninterrupted, sentence):
     assert str(difference(range(3, 9), resumed, uninterrupted)).startswith(sentence)
 

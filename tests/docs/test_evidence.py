@@ -53,9 +53,8 @@ def arguments(command: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
     """The working directory of the commands. It has chats, a tokenizer, a prepared corpus, a mix file and a config."""
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with open("chats.jsonl", "w") as file:
         for number in range(120):

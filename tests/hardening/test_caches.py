@@ -33,9 +33,8 @@ EPISODES = 900  # 16 bytes each in the index: its hashed ends of 4 KiB hold the 
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path, monkeypatch, own_cache):
     """The cache folder. The usual limits, by which small and new files and short orders are not cached, are switched off."""
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1.0)
@@ -174,10 +173,9 @@ def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
     assert open_corpus(prefix).find_documents().content != first and len(reads) == 2
 
 
-def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):
+def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch, own_cache):
     """Two writes within a tick of the clock may give a file the same times, so hashes of new files are not cached."""
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     write_plain(tmp_path / "corpus", 0)
     corpus = opened(tmp_path / "corpus")
     first = corpus.content_hash()

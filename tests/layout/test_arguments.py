@@ -28,28 +28,27 @@ def test_a_sequence_length_is_an_integer_from_1_to_the_largest_int32(corpus, lay
     assert f"sequence_length={length!r}: {expected}" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("layout", "options", "message"),
-    [
-        (WindowLayout, {"sequence_length": 12}, "leaves no row: the longest of 1 shards has 11 tokens"),
-        (PaddedLayout, {"keep": "middle"}, "keep='middle': expected one of last, first."),
-        (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
-        (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
-        (PackedLayout, {"algorithm": "math:pi"}, "'math:pi' is a float; expected a class or a function. Fix"),
-        (PackedLayout, {"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
-        (PackedLayout, {"ties": "any"}, "ties='any': expected one of stable, numpy"),
-        (PackedLayout, {"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
-        (OlmoVslLayout, {"boundaries": "csv", "min_sequence_length": 2}, "boundaries='csv': expected one of auto, eos"),
-        (PackedLayout, {"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
-        (PackedLayout, {"max_segments": 0}, "max_segments=0: expected an integer, 1 or more"),
-        (PackedLayout, {"epochs": 0}, "epochs=0: expected an integer, 1 or more"),
-        (PackedLayout, {"seed": -1, "algorithm": "multipack"}, "seed=-1: expected an integer, 0 or more"),
-        (PackedLayout, {"batch_rows": 0, "algorithm": "multipack"}, "batch_rows=0: expected an integer, 1 or more"),
-        (PackedLayout, {"bos_token_id": -1}, "bos_token_id=-1: expected an integer, 0 or more"),
-        (PackedLayout, {"bos_token_id": 1 << 16}, "bos_token_id=65536: expected an id that uint16 holds, 0 to 65535"),
-    ],
-    ids=str,
-)
+WRONG_ARGUMENTS = [
+    (WindowLayout, {"sequence_length": 12}, "leaves no row: the longest of 1 shards has 11 tokens"),
+    (PaddedLayout, {"keep": "middle"}, "keep='middle': expected one of last, first."),
+    (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
+    (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
+    (PackedLayout, {"algorithm": "math:pi"}, "'math:pi' is a float; expected a class or a function. Fix"),
+    (PackedLayout, {"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
+    (PackedLayout, {"ties": "any"}, "ties='any': expected one of stable, numpy"),
+    (PackedLayout, {"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
+    (OlmoVslLayout, {"boundaries": "csv", "min_sequence_length": 2}, "boundaries='csv': expected one of auto, eos"),
+    (PackedLayout, {"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
+    (PackedLayout, {"max_segments": 0}, "max_segments=0: expected an integer, 1 or more"),
+    (PackedLayout, {"epochs": 0}, "epochs=0: expected an integer, 1 or more"),
+    (PackedLayout, {"seed": -1, "algorithm": "multipack"}, "seed=-1: expected an integer, 0 or more"),
+    (PackedLayout, {"batch_rows": 0, "algorithm": "multipack"}, "batch_rows=0: expected an integer, 1 or more"),
+    (PackedLayout, {"bos_token_id": -1}, "bos_token_id=-1: expected an integer, 0 or more"),
+    (PackedLayout, {"bos_token_id": 1 << 16}, "bos_token_id=65536: expected an id that uint16 holds, 0 to 65535"),
+]
+
+
+@pytest.mark.parametrize(("layout", "options", "message"), WRONG_ARGUMENTS, ids=str)
 def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, options, message):
     with pytest.raises((CorpusError, LayoutError)) as caught:
         layout(corpus, **{"sequence_length": 8, **options})

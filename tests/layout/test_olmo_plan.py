@@ -81,19 +81,18 @@ def test_a_pickle_opens_the_same_plan_and_refuses_a_changed_one(made):
 NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.*plans of sequence_length 64\. If"
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"sequence_length": 128}, NO_SUCH_PLAN),
-        ({"source_group_size": 1}, NO_SUCH_PLAN),
-        ({"long_documents": "fragment"}, NO_SUCH_PLAN),
-        ({"paths": None}, NO_SUCH_PLAN),
-        ({"use_array_if_local": True}, NO_SUCH_PLAN),
-        ({"paths": ["one"]}, "paths: 1; give one for each of the 5 token files"),
-        ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
-    ],
-    ids=str,
-)
+WRONG_ARGUMENTS = [
+    ({"sequence_length": 128}, NO_SUCH_PLAN),
+    ({"source_group_size": 1}, NO_SUCH_PLAN),
+    ({"long_documents": "fragment"}, NO_SUCH_PLAN),
+    ({"paths": None}, NO_SUCH_PLAN),
+    ({"use_array_if_local": True}, NO_SUCH_PLAN),
+    ({"paths": ["one"]}, "paths: 1; give one for each of the 5 token files"),
+    ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG_ARGUMENTS, ids=str)
 def test_a_plan_that_does_not_exist_and_wrong_arguments_are_errors(made, changed, message):
     with pytest.raises(LayoutError, match=message):
         read(made, **changed)

@@ -49,15 +49,15 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_with_any_number_of_hosts
     assert len(set(found.step.tolist())) == 1 and set(found.document.tolist()) == {document}
 
 
-@pytest.mark.parametrize(
-    ("sources", "layout"),
-    [
-        ({"helpful": {}, "chats": {"layout": {"kind": "packed", "sequence_length": 80}}}, LAYOUT),
-        ({"chats": {}, "helpful": {"layout": LAYOUT}}, {"kind": "packed", "sequence_length": 80}),
-        ({"helpful": {}, "harmless": {"layout": {"sequence_length": 50, "prompt_length": 20}}}, LAYOUT),
-        ({"helpful": {}, "harmless": {"pad_token_id": 2}}, LAYOUT),
-    ],
-)
+MISFITS = [
+    ({"helpful": {}, "chats": {"layout": {"kind": "packed", "sequence_length": 80}}}, LAYOUT),
+    ({"chats": {}, "helpful": {"layout": LAYOUT}}, {"kind": "packed", "sequence_length": 80}),
+    ({"helpful": {}, "harmless": {"layout": {"sequence_length": 50, "prompt_length": 20}}}, LAYOUT),
+    ({"helpful": {}, "harmless": {"pad_token_id": 2}}, LAYOUT),
+]
+
+
+@pytest.mark.parametrize(("sources", "layout"), MISFITS)
 def test_a_mixture_of_pairs_with_other_rows_lengths_or_padding_is_refused(folder, sources, layout):
     """All rows of these mixtures have 80 tokens, so the length of the rows does not show the mistake."""
     plain = {"dtype": "uint16", "eos_token_id": 2}

@@ -40,24 +40,19 @@ def warnings(monkeypatch):
     return found
 
 
-@pytest.fixture
-def config_of(tmp_path):
-    """`config_of(case)` returns the path of a config of equal documents. Cases that are not in `CASES` are sound."""
-
-    def write(case, **changes):
-        loss, options, _ = CASES.get(case, (SOUND_LOSS, {}, ""))
-        tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
-        tokens[-1] = EOS
-        write_olmo(tmp_path / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
-        config = sections(tmp_path / "corpus", LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
-        return write_config(tmp_path / "run.json", config | options | changes)
-
-    return write
+def config_of(folder, case, **changes):
+    """Write a config of equal documents to `folder`, and return its path. Cases that are not in `CASES` are sound."""
+    loss, options, _ = CASES.get(case, (SOUND_LOSS, {}, ""))
+    tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
+    tokens[-1] = EOS
+    write_olmo(folder / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
+    config = sections(folder / "corpus", LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
+    return write_config(folder / "run.json", config | options | changes)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verify_fails_and_an_iterator_warns_once_with_the_reason(case, config_of, warnings, capsys):
-    path, reason = config_of(case), CASES[case][2]
+def test_verify_fails_and_an_iterator_warns_once_with_the_reason(case, tmp_path, warnings, capsys):
+    path, reason = config_of(tmp_path, case), CASES[case][2]
     (finding,) = [each for each in verify(path).findings if each.wrong]
     assert finding.check == "loss"
     assert re.match(f"no target takes loss in the first 8 steps: .*{reason}", finding.message), finding.message
@@ -91,8 +86,8 @@ def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, t
     assert [bool(re.match(expected, each)) for each in warnings] == [True] * cut
 
 
-def test_global_batches_warn_too(config_of, warnings):
-    pipeline = load(config_of("zeros"))
+def test_global_batches_warn_too(tmp_path, warnings):
+    pipeline = load(config_of(tmp_path, "zeros"))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
         for _ in range(NUM_CHECKED + 32):  # a thread that makes a later batch may give the warning
             next(batches)
@@ -100,17 +95,17 @@ def test_global_batches_warn_too(config_of, warnings):
     assert CASES["zeros"][2] in sentence
 
 
-def test_a_step_that_is_read_again_counts_once(config_of, warnings):
-    pipeline = load(config_of("zeros"))
+def test_a_step_that_is_read_again_counts_once(tmp_path, warnings):
+    pipeline = load(config_of(tmp_path, "zeros"))
     for _ in range(NUM_CHECKED):
         take(pipeline, 0, 1, threads=0)
     assert not warnings and pipeline.first_steps.left == NUM_CHECKED - 1
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_run_of_fewer_steps_than_are_checked_warns_at_its_last_batch(config_of, warnings, order):
+def test_a_run_of_fewer_steps_than_are_checked_warns_at_its_last_batch(tmp_path, warnings, order):
     """Threads may make the two batches in any order."""
-    pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
+    pipeline = load(config_of(tmp_path, "zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
     assert len(pipeline) == 2 < NUM_CHECKED
     for step in order:
         assert not warnings
@@ -120,16 +115,16 @@ def test_a_run_of_fewer_steps_than_are_checked_warns_at_its_last_batch(config_of
 
 
 @pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"]])
-def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
-    path = config_of("sound", transforms=transforms)
+def test_a_sound_run_warns_of_nothing(transforms, tmp_path, warnings):
+    path = config_of(tmp_path, "sound", transforms=transforms)
     pipeline = load(path)
     take(pipeline, 0, 1)
     assert pipeline.first_steps.left == 0  # a batch with loss ends the check
     assert not warnings and verify(path).sound
 
 
-def test_a_pipeline_without_transforms_warns_once_with_the_keys_of_its_batches(config_of, warnings):
-    assert not any("inputs" in batch for batch in take(load(config_of("sound", transforms=[])), 0, 2))
+def test_a_pipeline_without_transforms_warns_once_with_the_keys_of_its_batches(tmp_path, warnings):
+    assert not any("inputs" in batch for batch in take(load(config_of(tmp_path, "sound", transforms=[])), 0, 2))
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 

@@ -136,15 +136,15 @@ def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch, 
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments", "printed"),
-    [
-        pytest.param(UNDER_ABSL, ["--steps=5"], "the same\n", id="under absl.app"),
-        pytest.param(BEFORE_ABSL, ["--steps=5"], "the same\n5\n", marks=pytest.mark.heavy, id="before absl.app"),
-        pytest.param(PLAIN, None, "the same\nthe same\n", id="typed into a notebook, without a main file"),
-        pytest.param(LEFT_THREADS, [], "", id="that leaves its iterators open"),
-    ],
-)
+SCRIPTS = [
+    pytest.param(UNDER_ABSL, ["--steps=5"], "the same\n", id="under absl.app"),
+    pytest.param(BEFORE_ABSL, ["--steps=5"], "the same\n5\n", marks=pytest.mark.heavy, id="before absl.app"),
+    pytest.param(PLAIN, None, "the same\nthe same\n", id="typed into a notebook, without a main file"),
+    pytest.param(LEFT_THREADS, [], "", id="that leaves its iterators open"),
+]
+
+
+@pytest.mark.parametrize(("program", "arguments", "printed"), SCRIPTS)
 def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_tokens, program, arguments, printed):
     write_tokens("tokens.npy", range(600))
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, timeout=400)

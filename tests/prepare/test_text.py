@@ -43,17 +43,17 @@ def with_bos(folder: Path) -> Path:
     return save_huggingface(folder, found.to_str(), bos="<s>", eos="</s>")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [[3, 4, 2], [4, 2]]),
-        ({"bos": True}, [[1, 3, 4, 2], [1, 4, 2]]),
-        ({"bos": True, "eos": False}, [[1, 3, 4], [1, 4]]),
-        ({"eos": False}, [[3, 4], [4]]),
-        ({"empty": "keep"}, [[3, 4, 2], [2], [4, 2]]),
-        ({"empty": "keep", "bos": True}, [[1, 3, 4, 2], [1, 2], [1, 4, 2]]),
-    ],
-)
+CHOICES = [
+    ({}, [[3, 4, 2], [4, 2]]),
+    ({"bos": True}, [[1, 3, 4, 2], [1, 4, 2]]),
+    ({"bos": True, "eos": False}, [[1, 3, 4], [1, 4]]),
+    ({"eos": False}, [[3, 4], [4]]),
+    ({"empty": "keep"}, [[3, 4, 2], [2], [4, 2]]),
+    ({"empty": "keep", "bos": True}, [[1, 3, 4, 2], [1, 2], [1, 4, 2]]),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), CHOICES)
 def test_documents_have_the_chosen_bos_and_eos_and_empty_ones_are_kept_or_dropped(options, expected, tmp_path):
     found, manifest = documents_of(with_bos(tmp_path / "hf"), tmp_path, ["a b", "", "b"], **options)
     assert found == expected

@@ -14,19 +14,14 @@ from grain_sft.layout import FILL_ROW, FillKey
 LENGTH = 16
 
 
-@pytest.fixture
-def make(write_tokens):
-    """`make(counts, dtype)` returns a corpus of files of `counts` random tokens, and its rows of tokens."""
-
-    def make(counts, dtype="uint32", name="data"):
-        random = np.random.default_rng(len(counts))
-        highest = min(np.iinfo(dtype).max, 1 << 40)
-        arrays = [random.integers(0, highest, count, dtype, endpoint=True) for count in counts]
-        listed = [write_tokens(f"{name}/{n}.npy", array, dtype) for n, array in enumerate(arrays)]
-        rows = [array[: len(array) // LENGTH * LENGTH].reshape(-1, LENGTH) for array in arrays]
-        return grain_sft.open_corpus(listed, dtype=dtype), np.concatenate(rows)
-
-    return make
+def make(write_tokens, counts, dtype="uint32", name="data"):
+    """Return a corpus of files of `counts` random tokens, and its rows of tokens."""
+    random = np.random.default_rng(len(counts))
+    highest = min(np.iinfo(dtype).max, 1 << 40)
+    arrays = [random.integers(0, highest, count, dtype, endpoint=True) for count in counts]
+    listed = [write_tokens(f"{name}/{n}.npy", array, dtype) for n, array in enumerate(arrays)]
+    rows = [array[: len(array) // LENGTH * LENGTH].reshape(-1, LENGTH) for array in arrays]
+    return grain_sft.open_corpus(listed, dtype=dtype), np.concatenate(rows)
 
 
 def source_of(corpus, **options):
@@ -34,8 +29,8 @@ def source_of(corpus, **options):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
-def test_a_row_read_alone_equals_the_row_read_in_a_batch(make, dtype):
-    corpus, rows = make([100, 5, 64, 0, 77], dtype)
+def test_a_row_read_alone_equals_the_row_read_in_a_batch(write_tokens, dtype):
+    corpus, rows = make(write_tokens, [100, 5, 64, 0, 77], dtype)
     source = source_of(corpus)
     assert len(source) == len(rows)
     ones, positions = np.ones(LENGTH, np.int32), np.arange(LENGTH, dtype=np.int32)
@@ -47,8 +42,8 @@ def test_a_row_read_alone_equals_the_row_read_in_a_batch(make, dtype):
         assert list(element) == list(expected)
 
 
-def test_the_memory_of_batches_is_freed_with_the_source_without_a_garbage_collection(make):
-    source = source_of(make([100])[0])
+def test_the_memory_of_batches_is_freed_with_the_source_without_a_garbage_collection(write_tokens):
+    source = source_of(make(write_tokens, [100])[0])
     source.read_rows([0, 1])
     kept = [weakref.ref(each.memory) for buffers in source._arrays._buffers.values() for each in buffers]
     gc.disable()
@@ -59,8 +54,8 @@ def test_the_memory_of_batches_is_freed_with_the_source_without_a_garbage_collec
         gc.enable()
 
 
-def test_rows_come_in_the_requested_order_and_a_row_requested_twice_comes_twice(make):
-    corpus, rows = make([100, 64, 77])
+def test_rows_come_in_the_requested_order_and_a_row_requested_twice_comes_twice(write_tokens):
+    corpus, rows = make(write_tokens, [100, 64, 77])
     source = source_of(corpus)
     integers = [np.array([7, 0], kind) for kind in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)]
     for wanted in ([3, 0, 3, 3, 12, 1], range(len(rows)), range(len(rows) - 1, -1, -1), (5,), *integers):
@@ -72,8 +67,8 @@ def test_rows_come_in_the_requested_order_and_a_row_requested_twice_comes_twice(
         assert_same(source.read(nothing), {key: array[:0] for key, array in source.read([0]).items()})
 
 
-def test_a_row_is_a_copy_that_may_be_written_to_and_arrays_that_batches_share_are_read_only(make, tmp_path):
-    corpus, rows = make([100, 64])
+def test_a_row_is_a_copy_that_may_be_written_to_and_arrays_that_batches_share_are_read_only(write_tokens, tmp_path):
+    corpus, rows = make(write_tokens, [100, 64])
     source = source_of(corpus)
     before = [path.read_bytes() for path in sorted((tmp_path / "data").iterdir())]
     element, batch, expected = source[2], source.read([2, 3]), source[2]
@@ -88,8 +83,8 @@ def test_a_row_is_a_copy_that_may_be_written_to_and_arrays_that_batches_share_ar
 
 
 @pytest.mark.parametrize("wanted", [[FILL_ROW], [0, FILL_ROW, 3], [FILL_ROW] * 4, [2, 1, FILL_ROW, FILL_ROW]])
-def test_a_fill_row_is_padding_and_takes_no_loss(make, wanted):
-    source = source_of(make([100, 64])[0])
+def test_a_fill_row_is_padding_and_takes_no_loss(write_tokens, wanted):
+    source = source_of(make(write_tokens, [100, 64])[0])
     expected = {key: array.copy() for key, array in source.read([max(row, 0) for row in wanted]).items()}
     for array in expected.values():
         array[np.array(wanted) == FILL_ROW] = 0
@@ -101,8 +96,8 @@ def test_a_fill_row_is_padding_and_takes_no_loss(make, wanted):
 
 
 @pytest.mark.parametrize("wrong", [-2, -100, 10, 11, 1 << 40, 1 << 63, -(1 << 63) - 1, (1 << 64) - 1, 1 << 80])
-def test_a_row_that_does_not_exist_is_an_index_error(make, wrong):
-    source = source_of(make([100, 64])[0])
+def test_a_row_that_does_not_exist_is_an_index_error(write_tokens, wrong):
+    source = source_of(make(write_tokens, [100, 64])[0])
     assert len(source) == 10
     for read in (lambda: source[wrong], lambda: source.read([0, wrong, 3]), lambda: source.read([FILL_ROW, wrong])):
         with pytest.raises(grain_sft.GrainSftError, match=rf"row {wrong} of .*: expected 0 to 9\.") as error:
@@ -110,16 +105,16 @@ def test_a_row_that_does_not_exist_is_an_index_error(make, wrong):
         assert isinstance(error.value, IndexError)
 
 
-def test_an_index_that_is_not_an_integer_is_an_error(make):
-    source = source_of(make([100])[0])
+def test_an_index_that_is_not_an_integer_is_an_error(write_tokens):
+    source = source_of(make(write_tokens, [100])[0])
     for wrong in (1.5, "0", [0.5]):
         with pytest.raises((TypeError, ValueError, IndexError)):
             source[wrong]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_files_are_opened_when_they_are_read_and_at_most_max_open_files_stay_open(make, tmp_path, limit):
-    corpus, rows = make([64] * 20)
+def test_files_are_opened_when_they_are_read_and_at_most_max_open_files_stay_open(write_tokens, tmp_path, limit):
+    corpus, rows = make(write_tokens, [64] * 20)
     source = source_of(corpus, max_open_files=limit)
     assert not open_files(tmp_path)
     order = np.random.default_rng(0).permutation(len(rows))
@@ -132,8 +127,8 @@ def test_files_are_opened_when_they_are_read_and_at_most_max_open_files_stay_ope
     assert not open_files(tmp_path)
 
 
-def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_path):
-    corpus, rows = make([1000] * 4)
+def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(write_tokens, tmp_path):
+    corpus, rows = make(write_tokens, [1000] * 4)
     source = source_of(corpus, max_open_files=2)
     before = pickle.dumps(source)
     source.read(range(len(rows)))
@@ -147,9 +142,9 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
 
 
-def test_equal_sources_have_the_same_repr_wherever_their_files_are(make):
-    one, other = make([100, 64])[0], make([100, 64], name="elsewhere")[0]
+def test_equal_sources_have_the_same_repr_wherever_their_files_are(write_tokens):
+    one, other = make(write_tokens, [100, 64])[0], make(write_tokens, [100, 64], name="elsewhere")[0]
     assert repr(source_of(one)) == repr(source_of(one)) == repr(source_of(other, max_open_files=3))
     assert one.fingerprint in repr(source_of(one)) and str(LENGTH) in repr(source_of(one))
-    assert repr(source_of(one)) != repr(source_of(make([64, 100])[0]))
+    assert repr(source_of(one)) != repr(source_of(make(write_tokens, [64, 100])[0]))
     assert repr(source_of(one)) != repr(grain_sft.NpyDataSource(grain_sft.WindowLayout(one, LENGTH + 1)))

@@ -145,21 +145,16 @@ def test_left_out_tokens_add_up(report, pipeline):
     assert rest and unused == rest * LENGTH
 
 
-@pytest.fixture
-def made(config):
-    """`made(layout)` returns a pipeline of one epoch of the chats, and the (documents, tokens) it leaves out, by reason."""
-
-    def make(layout=None, **changed):
-        path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
-        pipeline = load(json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}})
-        left_out = report_module.left_out(pipeline)
-        return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
-
-    return make
+def made(config, layout=None, **changed):
+    """Return a pipeline of one epoch of the chats, and the (documents, tokens) that it leaves out, by reason."""
+    path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
+    pipeline = load(json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}})
+    left_out = report_module.left_out(pipeline)
+    return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
 
 
-def test_windows_leave_out_the_ends_of_files(made):
-    pipeline, lines = made({"kind": "windows", "sequence_length": 64})
+def test_windows_leave_out_the_ends_of_files(config):
+    pipeline, lines = made(config, {"kind": "windows", "sequence_length": 64})
     what, (_, tokens) = next(iter(lines.items()))
     assert what.startswith("ends of")
     assert tokens == sum(shard.num_tokens % 64 for shard in pipeline.source.layout.corpus.shards) > 0
@@ -168,8 +163,8 @@ def test_windows_leave_out_the_ends_of_files(made):
     assert report["lengths"]["documents"] == len(pipeline.source.layout.corpus.documents)
 
 
-def test_padded_rows_leave_out_ends_of_long_documents_and_short_documents(made):
-    pipeline, lines = made({"kind": "padded", "sequence_length": 50, "min_tokens": 40})
+def test_padded_rows_leave_out_ends_of_long_documents_and_short_documents(config):
+    pipeline, lines = made(config, {"kind": "padded", "sequence_length": 50, "min_tokens": 40})
     lengths = pipeline.source.layout.corpus.documents.length
     kept, dropped = lengths[lengths >= 40], lengths[lengths < 40]
     assert lines["truncated to the last 50 tokens"] == ((kept > 50).sum(), np.maximum(kept - 50, 0).sum())
@@ -180,17 +175,17 @@ def test_padded_rows_leave_out_ends_of_long_documents_and_short_documents(made):
     assert lines.get(what) == ((None, filling * 50) if filling else None)
 
 
-def test_documents_that_prepare_truncated_or_dropped_are_in_the_report(made, run, tmp_path):
+def test_documents_that_prepare_truncated_or_dropped_are_in_the_report(config, run, tmp_path):
     chats = tmp_path / "chats"
     shutil.copytree(json.loads(run.read_text())["corpus"]["path"], chats)
     manifest = json.loads((chats / "prepare.json").read_text())
     manifest["splits"]["train"] |= {"truncated": 3, "cut_tokens": 77}
     (chats / "prepare.json").write_text(json.dumps(manifest | {"dropped": {"empty": 4}, "rejected": 2}))
-    _, lines = made(corpus={"path": str(chats)})
+    _, lines = made(config, corpus={"path": str(chats)})
     assert lines["preparing: truncated, split train"] == (3, 77)
     assert lines["preparing: dropped, empty"] == (4, None) and lines["preparing: rejected"] == (2, None)
     (chats / "prepare.json").write_text("[]")
-    _, lines = made(corpus={"path": str(chats)})
+    _, lines = made(config, corpus={"path": str(chats)})
     assert any("can't be read" in what for what in lines)
 
 

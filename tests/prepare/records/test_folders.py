@@ -73,14 +73,13 @@ def test_corpora_that_were_prepared_are_not_inputs(tmp_path, client):
     assert named("gs://bucket/made") == [f"gs://bucket/made/{name}" for name in expected]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "splits"),
-    [
-        (("a/train/1", "b/train/2", "a/other/x", "c/Training/3"), ("a/val/1", "b/eval/2"), "train and validation"),
-        (("train-00000-of-00002", "train-00001-of-00002", "more"), ("test-00000-of-00001",), "test and train"),
-    ],
-    ids=["folders", "files"],
-)
+SPLITS = [
+    (("a/train/1", "b/train/2", "a/other/x", "c/Training/3"), ("a/val/1", "b/eval/2"), "train and validation"),
+    (("train-00000-of-00002", "train-00001-of-00002", "more"), ("test-00000-of-00001",), "test and train"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "splits"), SPLITS, ids=["folders", "files"])
 def test_files_of_several_splits_are_not_mixed(tmp_path, one, other, splits):
     """Repositories of datasets have a folder for each split, or the files of all splits in one folder."""
     files_in(tmp_path, [f"{name}.jsonl" for name in one])
@@ -137,15 +136,15 @@ def test_caches_in_the_folder_of_a_saved_dataset_are_not_read(tmp_path):
     assert named(folder) == expected
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        (None, "data-00001-of-00002.arrow: missing"),
-        ('{"_indices_data_files": ["i.arrow"]}', "a file of indices selects its rows"),
-        ('{"_data_files": [{}]}', "state.json: can't be read as a file of the library datasets"),
-        ("{", "state.json: can't be read as a file of the library datasets"),
-    ],
-)
+DAMAGED_DATASETS = [
+    (None, "data-00001-of-00002.arrow: missing"),
+    ('{"_indices_data_files": ["i.arrow"]}', "a file of indices selects its rows"),
+    ('{"_data_files": [{}]}', "state.json: can't be read as a file of the library datasets"),
+    ("{", "state.json: can't be read as a file of the library datasets"),
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), DAMAGED_DATASETS)
 def test_a_saved_dataset_with_a_missing_file_or_a_wrong_state_is_an_error(tmp_path, state, expected):
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     if state is None:

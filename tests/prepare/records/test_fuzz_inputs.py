@@ -85,19 +85,19 @@ def test_a_bad_line_stops_prepare_with_its_number_or_is_rejected(name, template,
     assert sorted(line for _, line in open_corpus(out).sources.tolist()) == [1, 2, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "documents"),
-    [
-        ("BOM, CRLF and blank lines", b"\xef\xbb\xbf\r\n \t \r\n" + GOOD % 1 + b"\r\n\r\n" + GOOD % 2, 2),
-        ("a separator of lines", chat('"a\u2028b\x85c"'.encode()), 1),
-        ("a carriage return", chat(rb'"a\rb"'), 1),
-        ("2 MB", chat(b'"' + b"the question and " * 120_000 + b'"'), 1),
-        ("1 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
-        ("2,000 other keys", chat(more=b"".join(b', "number %d": [%d]' % (n, n) for n in range(2000))), 1),
-        ("a long key with a deep value", chat(more=b', "%s": %s' % (b"k" * 10**6, b"[" * 63 + b"]" * 63)), 1),
-        ("5,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 5_000), 1),
-    ],
-)
+UNUSUAL = [
+    ("BOM, CRLF and blank lines", b"\xef\xbb\xbf\r\n \t \r\n" + GOOD % 1 + b"\r\n\r\n" + GOOD % 2, 2),
+    ("a separator of lines", chat('"a\u2028b\x85c"'.encode()), 1),
+    ("a carriage return", chat(rb'"a\rb"'), 1),
+    ("2 MB", chat(b'"' + b"the question and " * 120_000 + b'"'), 1),
+    ("1 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
+    ("2,000 other keys", chat(more=b"".join(b', "number %d": [%d]' % (n, n) for n in range(2000))), 1),
+    ("a long key with a deep value", chat(more=b', "%s": %s' % (b"k" * 10**6, b"[" * 63 + b"]" * 63)), 1),
+    ("5,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 5_000), 1),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "documents"), UNUSUAL)
 def test_unusual_but_valid_files_are_accepted(name, data, documents, tokenizers, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(data)
     manifest = prepare(request_of(tmp_path / "a.jsonl", tokenizers), tmp_path / "out", workers=1)

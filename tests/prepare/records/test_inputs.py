@@ -141,15 +141,15 @@ def test_inputs_that_cannot_be_read_are_errors_that_name_the_fix(tmp_path):
             read_all(written(tmp_path / "a", gzip.compress(magic + bytes(100))))
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"[", "an array without its closing bracket after 0 records"),
-        (b'[{"a": 1}, {"b": 2}', "an array without its closing bracket after 1 records"),
-        (b'[{"a": 1}] {"b": 2}', "text follows the end of the array"),
-        (b'[{"role": "user"}]\n[{"role": "user"}]\n', "jq -c '{messages: .}' PATH > PATH.jsonl"),
-    ],
-)
+DAMAGED_ARRAYS = [
+    (b"[", "an array without its closing bracket after 0 records"),
+    (b'[{"a": 1}, {"b": 2}', "an array without its closing bracket after 1 records"),
+    (b'[{"a": 1}] {"b": 2}', "text follows the end of the array"),
+    (b'[{"role": "user"}]\n[{"role": "user"}]\n', "jq -c '{messages: .}' PATH > PATH.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), DAMAGED_ARRAYS)
 @ANY
 def test_a_damaged_array_is_an_error(tmp_path: Path, compression: str, data: bytes, expected: str) -> None:
     path = written(tmp_path / "a.json", COMPRESS[compression](data))

@@ -43,19 +43,19 @@ def test_turns_are_read_in_every_spelling_with_any_metadata(shape, messages, mor
     assert parse_record(more | SHAPES[shape], messages=messages) == Conversation(TALK)
 
 
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, ["u", "a"]),
-        ({"instruction": "u", "input": None, "output": "a"}, ["u", "a"]),
-        ({"instruction": "u", "input": "x\ny", "output": ""}, ["u\nx\ny", ""]),
-        ({"instruction": "", "input": "x", "output": "a"}, ["x", "a"]),
-        ({"instruction": "u", "output": "a", "history": [["q", "r"], ["2", "3"]]}, ["q", "r", "2", "3", "u", "a"]),
-        ({"prompt": "u", "completion": "a", "id": 1}, ["u", "a"]),
-        ({"prompt": TURNS[1:2], "completion": TURNS[2:]}, ["u", "a"]),
-        ({"text": "u", "meta": {"url": "x"}}, ["u"]),
-    ],
-)
+INFERRED = [
+    ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, ["u", "a"]),
+    ({"instruction": "u", "input": None, "output": "a"}, ["u", "a"]),
+    ({"instruction": "u", "input": "x\ny", "output": ""}, ["u\nx\ny", ""]),
+    ({"instruction": "", "input": "x", "output": "a"}, ["x", "a"]),
+    ({"instruction": "u", "output": "a", "history": [["q", "r"], ["2", "3"]]}, ["q", "r", "2", "3", "u", "a"]),
+    ({"prompt": "u", "completion": "a", "id": 1}, ["u", "a"]),
+    ({"prompt": TURNS[1:2], "completion": TURNS[2:]}, ["u", "a"]),
+    ({"text": "u", "meta": {"url": "x"}}, ["u"]),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), INFERRED)
 def test_pairs_and_documents_are_inferred_from_their_keys(record, expected):
     found = parse_record(record)
     roles = ["user", "assistant"] * (len(expected) // 2) or [DOCUMENT]
@@ -178,18 +178,18 @@ WRONG_RECORDS = [
 """Wrong records, each with parts of the error of schema `auto`, which infers the schema from the keys of the record."""
 
 
-@pytest.mark.parametrize(
-    ("schema", "record", "parts"),
-    [
-        *(("messages", *each) for each in WRONG_MESSAGES),
-        *(("auto", *each) for each in WRONG_RECORDS),
-        ("tools", messages({"role": "assistant_toolcall", "arguments": {}}), ["messages[1].name: is missing"]),
-        ("tools", user(role="assistant_toolcall", name="f", arguments="{}"), ["messages[1].arguments: a string"]),
-        ("tools", messages({"role": "toolresult", "name": "f"}), ["messages[1].content: is missing"]),
-        ("episode", {"messages": [{"role": "tool", "content": ""}]}, ["messages[0].role: 'tool'"]),
-        ("text:text=q", {"query": "x"}, ["text: is missing", "(--schema text:text=q: the record's keys are 'query'"]),
-    ],
-)
+MISTAKES = [
+    *(("messages", *each) for each in WRONG_MESSAGES),
+    *(("auto", *each) for each in WRONG_RECORDS),
+    ("tools", messages({"role": "assistant_toolcall", "arguments": {}}), ["messages[1].name: is missing"]),
+    ("tools", user(role="assistant_toolcall", name="f", arguments="{}"), ["messages[1].arguments: a string"]),
+    ("tools", messages({"role": "toolresult", "name": "f"}), ["messages[1].content: is missing"]),
+    ("episode", {"messages": [{"role": "tool", "content": ""}]}, ["messages[0].role: 'tool'"]),
+    ("text:text=q", {"query": "x"}, ["text: is missing", "(--schema text:text=q: the record's keys are 'query'"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "record", "parts"), MISTAKES)
 def test_an_error_of_a_schema_names_the_mistake_and_its_place(schema, record, parts):
     with pytest.raises(RecordError) as error:
         parse_record(record, schema)

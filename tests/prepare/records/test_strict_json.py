@@ -45,17 +45,17 @@ def test_the_error_of_a_line_that_is_not_strict_json_names_the_mistake(line, par
     assert len(message) < 400 and message.isprintable()
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
-        (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
-        (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
-        (b"[" * 64 + b"]" * 64, json.loads("[" * 64 + "]" * 64)),
-        (json.dumps({"a": "{[" * 1000}).encode(), {"a": "{[" * 1000}),
-        (b' {"a": 0}\r\n', {"a": 0}),
-    ],
-)
+STRICT_JSON = [
+    (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
+    (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+    (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
+    (b"[" * 64 + b"]" * 64, json.loads("[" * 64 + "]" * 64)),
+    (json.dumps({"a": "{[" * 1000}).encode(), {"a": "{[" * 1000}),
+    (b' {"a": 0}\r\n', {"a": 0}),
+]
+
+
+@pytest.mark.parametrize(("line", "value"), STRICT_JSON)
 def test_strict_json_is_read(line, value):
     assert parse_json(line) == value
 

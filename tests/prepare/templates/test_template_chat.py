@@ -189,19 +189,19 @@ _THOUGHT = "<think>\n{0} thought\n</think>\n\n{0}"
 THOUGHTS = turns("one", _THOUGHT.format("first"), "two", _THOUGHT.format("second"))
 
 
-@pytest.mark.parametrize(
-    ("name", "messages", "learned"),
-    [
-        ("qwen", TOOL_CHAT, f"Let me look.\n{QWEN_CALL}<|im_end|>It rains.<|im_end|>"),
-        ("llama3_tools", TOOL_CHAT, f"{LLAMA3_CALL}It rains.<|eot_id|>"),
-        ("built_in_olmo", SYSTEM_CHAT, "a<|im_end|>b<|endoftext|>"),
-        ("olmo", FUNCTION_CHAT, FUNCTION_TEXT),
-        ("built_in_olmo", FUNCTION_CHAT, FUNCTION_TEXT),
-        ("qwen", THOUGHTS, "first<|im_end|><think>\nsecond thought\n</think>\n\nsecond<|im_end|>"),
-        ("deepseek", THOUGHTS, "\n\nfirst<|end|>\n\nsecond<|end|>"),
-        ("qwen", REASONED_CHAT, "<think>\nwhy\n</think>\n\nx<|im_end|>"),
-    ],
-)
+LEARNED = [
+    ("qwen", TOOL_CHAT, f"Let me look.\n{QWEN_CALL}<|im_end|>It rains.<|im_end|>"),
+    ("llama3_tools", TOOL_CHAT, f"{LLAMA3_CALL}It rains.<|eot_id|>"),
+    ("built_in_olmo", SYSTEM_CHAT, "a<|im_end|>b<|endoftext|>"),
+    ("olmo", FUNCTION_CHAT, FUNCTION_TEXT),
+    ("built_in_olmo", FUNCTION_CHAT, FUNCTION_TEXT),
+    ("qwen", THOUGHTS, "first<|im_end|><think>\nsecond thought\n</think>\n\nsecond<|im_end|>"),
+    ("deepseek", THOUGHTS, "\n\nfirst<|end|>\n\nsecond<|end|>"),
+    ("qwen", REASONED_CHAT, "<think>\nwhy\n</think>\n\nx<|im_end|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "messages", "learned"), LEARNED)
 def test_tool_calls_and_thoughts_take_loss_as_the_template_writes_them(loaded, name, messages, learned):
     tokenizer = loaded(BY_NAME[name])
     result = rendered(tokenizer, messages)

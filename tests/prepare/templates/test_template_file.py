@@ -137,16 +137,16 @@ class WrongResult(TEMPLATES["text"]):
         return results[1:]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "kind", "expected"),
-    [
-        ("fewer", RecordError, r":1: template \S+:WrongResult made loss of shape \(\d+,\); expected \(\d+,\)"),
-        ("half", RecordError, "made the loss 0.5; expected 0 or 1, or `weighted = True`"),
-        ("unmasked", RecordError, "made a token without loss; expected loss for every token, or `masked = True`"),
-        ("nan", RecordError, "made the loss nan; expected a finite number, 0 or more"),
-        ("none", PrepareError, "made 1 documents of 2 conversations"),
-    ],
-)
+WRONG_RESULTS = [
+    ("fewer", RecordError, r":1: template \S+:WrongResult made loss of shape \(\d+,\); expected \(\d+,\)"),
+    ("half", RecordError, "made the loss 0.5; expected 0 or 1, or `weighted = True`"),
+    ("unmasked", RecordError, "made a token without loss; expected loss for every token, or `masked = True`"),
+    ("nan", RecordError, "made the loss nan; expected a finite number, 0 or more"),
+    ("none", PrepareError, "made 1 documents of 2 conversations"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "kind", "expected"), WRONG_RESULTS)
 def test_wrong_loss_and_missing_documents_of_a_template_are_errors(mistake, kind, expected, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setattr(WrongResult, "weighted", mistake == "nan")

@@ -46,22 +46,22 @@ THOUGHT = {"messages": [{"role": "assistant", "content": "y", "thinking": "x"}]}
 CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
 
 
-@pytest.mark.parametrize(
-    ("template", "record", "path"),
-    [
-        ("primer", chat(("user", "a"), ("assistant", "TEXT")), "messages[1].content"),
-        ("openchat", chat(("user", "a"), system="TEXT"), "system"),
-        ("openchat", {"items": [{"role": "user", "content": "a"}], "condition": "TEXT"}, "condition"),
-        ("openchat", chat(("user", "TEXT")), "messages[0].content"),
-        ("episode_tool", chat(("user", "TEXT"), ("assistant", "y")), "messages[0].content"),
-        ("episode_tool", of_assistant(name="TEXT"), "messages[0].name"),
-        ("episode_tool", of_assistant(name="f", think="TEXT"), "messages[0].think"),
-        ("episode_tool", of_assistant(name="f", arguments={"a": ["TEXT"]}), "messages[0].arguments.a[0]"),
-        ("episode_tool", of_assistant(name="f", arguments={"TEXT": 1}), "messages[0].arguments"),
-        ("episode_tool", of_assistant(role="user", content="x", context="TEXT"), "messages[0].context"),
-        ("episode_tool", of_assistant(role="toolresult", content={"a": "TEXT"}), "messages[0].content.a"),
-    ],
-)
+SPELLED = [
+    ("primer", chat(("user", "a"), ("assistant", "TEXT")), "messages[1].content"),
+    ("openchat", chat(("user", "a"), system="TEXT"), "system"),
+    ("openchat", {"items": [{"role": "user", "content": "a"}], "condition": "TEXT"}, "condition"),
+    ("openchat", chat(("user", "TEXT")), "messages[0].content"),
+    ("episode_tool", chat(("user", "TEXT"), ("assistant", "y")), "messages[0].content"),
+    ("episode_tool", of_assistant(name="TEXT"), "messages[0].name"),
+    ("episode_tool", of_assistant(name="f", think="TEXT"), "messages[0].think"),
+    ("episode_tool", of_assistant(name="f", arguments={"a": ["TEXT"]}), "messages[0].arguments.a[0]"),
+    ("episode_tool", of_assistant(name="f", arguments={"TEXT": 1}), "messages[0].arguments"),
+    ("episode_tool", of_assistant(role="user", content="x", context="TEXT"), "messages[0].context"),
+    ("episode_tool", of_assistant(role="toolresult", content={"a": "TEXT"}), "messages[0].content.a"),
+]
+
+
+@pytest.mark.parametrize(("template", "record", "path"), SPELLED)
 def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_stays_text(tokenizer, template, record, path):
     def with_text(text):
         return json.loads(json.dumps(record).replace("TEXT", text))

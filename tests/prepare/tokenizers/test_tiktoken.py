@@ -31,21 +31,21 @@ def test_llama_3_is_recognized_by_its_ranks(tmp_path):
         load_tokenizer(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"pattern": None}, "Expected `str`, got `null` - at `$.pattern`. Expected an object with the keys pattern, "),
-        ({"pattern": "("}, "can't load"),
-        ({"pattern": r"\p{L}+|\p{N}+|\s+"}, "pattern: loses text, such as the character '\\u0301'"),
-        ({"pattern": r"[^\x0b\x0c]"}, "pattern: loses text, such as the character '\\x0b'"),
-        ({"pattern": r"\p{L}*|."}, "pattern: tiktoken can't use it"),
-        ({"special_tokens": {"<a>": 5}}, "used twice or is a rank"),
-        ({"special_tokens": {"<a>": "b"}}, "Expected `int`, got `str` - at `$.special_tokens[...]`"),
-        ({"special_tokens": {"<a>": -1}}, "Expected `int` >= 0 - at `$.special_tokens[...]`"),
-        ({"eos_token": "<z>"}, "'<z>' is not in special_tokens"),
-        ({"patern": "x"}, "unknown field `patern`"),
-    ],
-)
+WRONG_SIDECARS = [
+    ({"pattern": None}, "Expected `str`, got `null` - at `$.pattern`. Expected an object with the keys pattern, "),
+    ({"pattern": "("}, "can't load"),
+    ({"pattern": r"\p{L}+|\p{N}+|\s+"}, "pattern: loses text, such as the character '\\u0301'"),
+    ({"pattern": r"[^\x0b\x0c]"}, "pattern: loses text, such as the character '\\x0b'"),
+    ({"pattern": r"\p{L}*|."}, "pattern: tiktoken can't use it"),
+    ({"special_tokens": {"<a>": 5}}, "used twice or is a rank"),
+    ({"special_tokens": {"<a>": "b"}}, "Expected `int`, got `str` - at `$.special_tokens[...]`"),
+    ({"special_tokens": {"<a>": -1}}, "Expected `int` >= 0 - at `$.special_tokens[...]`"),
+    ({"eos_token": "<z>"}, "'<z>' is not in special_tokens"),
+    ({"patern": "x"}, "unknown field `patern`"),
+]
+
+
+@pytest.mark.parametrize(("change", "part"), WRONG_SIDECARS)
 def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
     path = save_tiktoken(tmp_path, CHATML_TOKENS)
     sidecar = tmp_path / f"{path.name}.json"
