@@ -14,14 +14,14 @@ NUMBERED = [f"{word} {number}" for number in range(300) for word in WORDS[:2]]
 CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
 
 
-@pytest.mark.parametrize(
-    ("texts", "size", "model_type", "message"),
-    [
-        (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
-        (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
-        (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
-    ],
-)
+UNFIT_SIZES = [
+    (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
+    (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
+    (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
+]
+
+
+@pytest.mark.parametrize(("texts", "size", "model_type", "message"), UNFIT_SIZES)
 def test_the_error_of_a_vocabulary_size_that_does_not_fit_names_a_size_that_works(texts, size, model_type, message):
     with pytest.raises(PrepareError, match=message) as error:
         train_tokenizer(texts, size, model_type=model_type)

@@ -102,16 +102,16 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
     assert depends_of(layout.finder, layout.packing)["numpy"]["sort"] == "another"
 
 
+WRONG_SCRIPTS = [
+    ("echo 1.26.4 baseline", "started with numpy 1.26.4; expected"),
+    ("echo broken >&2; exit 3", r"ended with status 3 \(broken\)"),
+    (f"echo {np.__version__} baseline; exit 0", r"ended with status 0 \(no message\)"),
+    (f"echo {np.__version__} AVX2 X86_V3", "was compiled for CPUs with AVX2"),
+]
+
+
 @needs_avx2
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("echo 1.26.4 baseline", "started with numpy 1.26.4; expected"),
-        ("echo broken >&2; exit 3", r"ended with status 3 \(broken\)"),
-        (f"echo {np.__version__} baseline; exit 0", r"ended with status 0 \(no message\)"),
-        (f"echo {np.__version__} AVX2 X86_V3", "was compiled for CPUs with AVX2"),
-    ],
-)
+@pytest.mark.parametrize(("script", "message"), WRONG_SCRIPTS)
 def test_a_process_that_cannot_sort_is_an_error(tmp_path, monkeypatch, script, message):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
@@ -121,14 +121,14 @@ def test_a_process_that_cannot_sort_is_an_error(tmp_path, monkeypatch, script, m
         argsorts("numpy:baseline", [LENGTHS])
 
 
-@pytest.mark.parametrize(
-    ("dispatched", "avx2", "baseline"),
-    [
-        (["X86_V3", "X86_V4", "AVX512_ICL"], "X86_V4 AVX512_ICL", "X86_V4 AVX512_ICL X86_V3"),  # numpy 2.4
-        (["SSE41", "AVX2", "AVX512F", "AVX512_SKX"], "AVX512F AVX512_SKX", "AVX512F AVX512_SKX AVX2"),  # 2.0 to 2.3
-        (["ASIMDHP", "SVE"], "", ""),  # ARM
-    ],
-)
+FEATURES = [
+    (["X86_V3", "X86_V4", "AVX512_ICL"], "X86_V4 AVX512_ICL", "X86_V4 AVX512_ICL X86_V3"),  # numpy 2.4
+    (["SSE41", "AVX2", "AVX512F", "AVX512_SKX"], "AVX512F AVX512_SKX", "AVX512F AVX512_SKX AVX2"),  # 2.0 to 2.3
+    (["ASIMDHP", "SVE"], "", ""),  # ARM
+]
+
+
+@pytest.mark.parametrize(("dispatched", "avx2", "baseline"), FEATURES)
 def test_disabled_features_have_the_names_that_this_numpy_gives_them(monkeypatch, dispatched, avx2, baseline):
     monkeypatch.setattr(numpy_sort, "_dispatched", dispatched)
     assert [numpy_sort.disabled_for(sort) for sort in numpy_sort.SORTS] == ["", avx2, baseline]

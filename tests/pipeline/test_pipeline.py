@@ -63,14 +63,14 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
         np.testing.assert_array_equal(batch["targets_segmentation"], expected)
 
 
-@pytest.mark.parametrize(
-    ("order", "hosts", "workers"),
-    [
-        *((order, hosts, None) for order in ("shuffle", "olmo", "maxtext", "sequential") for hosts in (1, 2, 3, 4, 8)),
-        *(("shuffle", hosts, 0) for hosts in (2, 4)),
-        *(pytest.param("shuffle", hosts, 2, marks=pytest.mark.heavy) for hosts in (1, 2)),
-    ],
-)
+WAYS_TO_READ = [
+    *((order, hosts, None) for order in ("shuffle", "olmo", "maxtext", "sequential") for hosts in (1, 2, 3, 4, 8)),
+    *(("shuffle", hosts, 0) for hosts in (2, 4)),
+    *(pytest.param("shuffle", hosts, 2, marks=pytest.mark.heavy) for hosts in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("order", "hosts", "workers"), WAYS_TO_READ)
 def test_all_hosts_together_read_no_row_more_than_once_an_epoch(source, order, hosts, workers):
     """MaxText's olmo_grain would fail here: its sampler and its loader both divide the rows between the hosts."""
     read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)  # sizes that the hosts divide

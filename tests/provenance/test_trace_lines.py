@@ -80,14 +80,14 @@ def test_last_batches_that_are_filled_or_run_on_are_traced(layouts, order, last_
         assert len(set(seen.tolist())) == len(layout) or (last_batch == "run_on" and epoch == 1)
 
 
-@pytest.mark.parametrize(
-    "transforms",
-    [
-        (NgramFilter(max_period=3, max_count=3), ShiftTargets()),
-        (TrimToMultiple(4), ShiftTargets()),
-        (NgramFilter(max_count=3), TrimToMultiple(8), ShiftTargets(), TrimToMultiple(2)),
-    ],
-)
+TRANSFORMS = [
+    (NgramFilter(max_period=3, max_count=3), ShiftTargets()),
+    (TrimToMultiple(4), ShiftTargets()),
+    (NgramFilter(max_count=3), TrimToMultiple(8), ShiftTargets(), TrimToMultiple(2)),
+]
+
+
+@pytest.mark.parametrize("transforms", TRANSFORMS)
 def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
     for weights, shards in ((False, 1), (True, 3)):
         docs = documents(80, high=6, longest=40, weights=weights)

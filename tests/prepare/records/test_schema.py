@@ -63,15 +63,15 @@ def test_pairs_and_documents_are_inferred_from_their_keys(record, expected):
     assert found.system is None
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"instruction": "u", "output": "a", "system": "s"},
-        {"conversations": SHAREGPT[1:], "system": "s"},
-        {"prompt": "u", "completion": "a", "system": "s"},
-        {"messages": TURNS[1:], "system": "s"},
-    ],
-)
+WITH_SYSTEM = [
+    {"instruction": "u", "output": "a", "system": "s"},
+    {"conversations": SHAREGPT[1:], "system": "s"},
+    {"prompt": "u", "completion": "a", "system": "s"},
+    {"messages": TURNS[1:], "system": "s"},
+]
+
+
+@pytest.mark.parametrize("record", WITH_SYSTEM)
 @pytest.mark.parametrize("messages", ["chat", "messages"])
 def test_a_system_text_beside_the_turns_is_read(record, messages):
     assert parse_record(record, messages=messages) == Conversation(TALK[1:], system="s")

@@ -179,13 +179,13 @@ def test_ordinary_chats_have_the_ids_of_the_tokenizer_whatever_the_flags_of_its_
     assert one.tokens.tolist() == other.tokens.tolist() == tokenizer.exact.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize(
-    ("maker", "count", "seed"),
-    [
-        *(pytest.param(maker, 40, 1, id=maker.name) for maker in MAKERS[::11]),
-        *(pytest.param(maker, 700, 2, id=f"many {maker.name}", marks=pytest.mark.heavy) for maker in MAKERS),
-    ],
-)
+HOSTILE_CASES = [
+    *(pytest.param(maker, 40, 1, id=maker.name) for maker in MAKERS[::11]),
+    *(pytest.param(maker, 700, 2, id=f"many {maker.name}", marks=pytest.mark.heavy) for maker in MAKERS),
+]
+
+
+@pytest.mark.parametrize(("maker", "count", "seed"), HOSTILE_CASES)
 def test_hostile_text_becomes_no_control_token(maker, count, seed, tmp_path):
     rng = random.Random(f"{maker.name} {seed}")
     tokenizer = load_tokenizer(maker.save(tmp_path / maker.name))

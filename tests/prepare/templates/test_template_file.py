@@ -49,14 +49,14 @@ def test_a_name_that_is_neither_template_nor_file_is_refused(tmp_path, capsys, w
     assert f"'{word}' is neither a template nor a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{% for m in messages %}<u>{% generation %}{{ m.content }}{% endgeneration %}</u>{% endfor %}",
-        "{% macro f(m) %}<u>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ f(messages[0]) }}</u>",
-        "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}<u>{{ x }}</u>",
-    ],
-)
+TAGGED = [
+    "{% for m in messages %}<u>{% generation %}{{ m.content }}{% endgeneration %}</u>{% endfor %}",
+    "{% macro f(m) %}<u>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ f(messages[0]) }}</u>",
+    "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}<u>{{ x }}</u>",
+]
+
+
+@pytest.mark.parametrize("text", TAGGED)
 def test_text_in_generation_tags_is_found_in_loops_macros_and_variables(text, tmp_path):
     template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text)
     messages = [{"content": "an \U000f0000"}]
