@@ -153,6 +153,7 @@ def test_a_run_that_is_killed_around_every_amendment_has_the_batches_of_a_run_wi
     config = as_run(config, audit=str(tmp_path / "audit"))
     amendments.sort(key=lambda entry: next(iter(entry.values()))["from"])
     boundaries = {max(0, each["from"] + more) for entry in amendments for each in entry.values() for more in (-1, 0)}
+    boundaries.add(5)  # a kill also where no amendment begins before the end
     done, kills = 0, 0
     while done < STEPS:
         known = [entry for entry in amendments if next(iter(entry.values()))["from"] <= done + 1]  # made by now
