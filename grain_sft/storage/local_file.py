@@ -75,7 +75,7 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Raise a CorpusFileError if the file is no longer the file that was indexed."""
+        """Raise a CorpusFileError if the file differs from the file that was indexed."""
         try:
             status = os.fstat(self.fd)
             if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:

@@ -84,7 +84,7 @@ def texts_of(
 
     Args:
       path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above.
-      say: Function that is called with a line for the user if there is no tokenizer.
+      say: Function that is called with a line for the user if no tokenizer is found.
       argument: How the user gives a tokenizer, such as "--tokenizer". The line for the user names it.
 
     Raises:

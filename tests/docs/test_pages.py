@@ -70,6 +70,9 @@ def test_every_public_function_and_class_of_the_package_says_what_it_is():
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 silent += [] if ast.get_docstring(node) else [f"{path}:{node.lineno} {node.name}"]
+        for node in ast.walk(tree):  # methods and inner functions too, if they have more than eight lines
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+                silent += [f"{path}:{node.lineno} {node.name}"] if node.end_lineno - node.lineno >= 8 else []
     assert not silent
 
 

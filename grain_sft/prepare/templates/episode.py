@@ -49,6 +49,7 @@ class Episode(PiecesTemplate):
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return the system block, a block per message, and the token that ends the document."""
         self.refuse_calls(conversation)
         pieces: list[Piece] = []
         system = conversation.system

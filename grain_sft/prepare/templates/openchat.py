@@ -34,6 +34,7 @@ class OpenChat(PiecesTemplate):
         self._bos = list(tokenizer.empty_ids)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
         system, messages = conversation.system, conversation.messages
         if system is None and messages[0].role == "system":

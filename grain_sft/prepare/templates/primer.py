@@ -34,6 +34,7 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return the role's token, the text and `<|eot|>` for the system text and for each message."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []

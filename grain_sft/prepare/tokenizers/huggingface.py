@@ -35,7 +35,7 @@ class HuggingFaceTokenizer(Tokenizer):
     such as `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
-      CorpusError: transformers can't load the files, or there is no tokenizer.json (a "slow" tokenizer).
+      CorpusError: transformers can't load the files, or tokenizer.json is missing (a "slow" tokenizer).
       MissingExtraError: transformers or jinja2 is not installed.
     """
 
