@@ -9,7 +9,7 @@ from grain_sft.corpus.boundary_documents import boundary_files, read_documents_o
 from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import ShardReader, artifact, hashing
+from grain_sft.storage import ShardReader, artifact, hashing, in_threads
 from grain_sft.types import Ints
 
 _CACHED_FROM = 1 << 23  # bytes of tokens; fewer bytes are scanned in milliseconds
@@ -119,7 +119,7 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
     chunks = [(i, start) for i, shard in enumerate(corpus.shards) for start in range(0, shard.num_tokens, per_chunk)]
     stops, highest = [np.empty(0, np.int64)], 0
     block_hashes: list[list[bytes]] = [[] for _ in corpus.shards]
-    scanned = hashing.in_threads(lambda chunk: scan_chunk(*chunk), chunks)
+    scanned = in_threads(lambda chunk: scan_chunk(*chunk), chunks)
     for (shard, _), (chunk_stops, chunk_highest, block_hash) in zip(chunks, scanned, strict=True):
         stops.append(chunk_stops)
         highest = max(highest, chunk_highest)

@@ -24,6 +24,7 @@ from grain_sft.prepare.job import Job, write_tasks
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
+from grain_sft.storage import in_threads
 
 _MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups is faster than starting a worker
 
@@ -57,8 +58,7 @@ class Runner:
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
         """Count the records of each unit, and hash its bytes."""
-        with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
-            yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
+        return in_threads(lambda unit: inputs.scan_unit(entries[unit.input], unit), units, threads=inputs.SCAN_THREADS)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
         """Render each group to a chunk file. If one process is enough, this process renders all groups."""

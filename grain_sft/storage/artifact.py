@@ -23,6 +23,7 @@ from grain_sft.errors import CorpusFileError, StorageError
 from grain_sft.storage import files, hashing
 from grain_sft.storage.regular_files import open_regular
 from grain_sft.storage.remote import files as remote_files
+from grain_sft.storage.threads import in_threads
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Check = Callable[[Arrays], None]
@@ -134,8 +135,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     blocks = []
     for content in contents:
         blocks += [content[start : start + hashing.BLOCK] for start in range(0, len(content), hashing.BLOCK)]
-    block_hashes = hashing.in_threads(hashing.of_block, blocks)
-    checksum = hashing.joined(block_hashes, bytes.fromhex(hash_of([depends, described])))
+    checksum = hashing.joined(in_threads(hashing.of_block, blocks), bytes.fromhex(hash_of([depends, described])))
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
     header += b" " * _padding(_HEADER_START + len(header))
     with files.atomic_write(path, "wb") as file:

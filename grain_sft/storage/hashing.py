@@ -1,10 +1,9 @@
 """Content hashes of files. A file's hash is the SHA-256 of the hashes of its 4 MiB blocks. Each thread hashes 1 GB/s."""
 
-import concurrent.futures
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
@@ -12,18 +11,10 @@ from grain_sft.storage.file_stamp import FileStamp, size_change
 from grain_sft.storage.regular_files import inside, open_regular, pread
 from grain_sft.storage.remote.files import fetch_exactly
 from grain_sft.storage.remote.responses import Range
+from grain_sft.storage.threads import in_threads
 
 BLOCK = 1 << 22  # bytes
-_THREADS = min(8, os.cpu_count() or 1)
 _BLOCKS_AT_ONCE = 16  # blocks of a remote file that are fetched together
-
-T = TypeVar("T")
-
-
-def in_threads(function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
-    """Return `list(map(function, *columns))`, computed in a thread for each processor, but at most 8."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, *columns))
 
 
 def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
@@ -81,4 +72,4 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         return of_block(data)
 
     blocks = [(fd, offset, stop) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)]
-    return in_threads(lambda block: hash_at(*block), blocks)
+    return list(in_threads(lambda block: hash_at(*block), blocks))

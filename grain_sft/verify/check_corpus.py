@@ -1,6 +1,5 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
-import concurrent.futures
 import itertools
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import find_tokenizer, tokenizer_of
-from grain_sft.storage import FileStamp, describe, file_stamp, files
+from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
 from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
@@ -108,10 +107,9 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
             return file_stamp.size_change(file, found.size)
         return "" if found.digest == file.digest else file_stamp.replaced(file)
 
-    with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(distinct))) as pool:
-        for path, sentence in zip(distinct, pool.map(check, distinct.values()), strict=True):
-            if sentence:
-                report.wrong("files", path, sentence)
+    for path, sentence in zip(distinct, in_threads(check, distinct.values(), threads=THREADS), strict=True):
+        if sentence:
+            report.wrong("files", path, sentence)
     report.figures |= {"files": len(distinct), "bytes": sum(file.size for file in distinct.values())}
     return not report.has_wrong("files")
 

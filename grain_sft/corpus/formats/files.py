@@ -16,7 +16,7 @@ from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format, errors_of, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
-from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, in_threads, scan_corpus
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus, scan_in_threads
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import files
@@ -116,7 +116,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     options.check_paths([path for path, _ in labelled])  # before any file is opened
     remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
     if len(remote_folders) > 1:
-        in_threads(listing.names, remote_folders)  # all at once, because each listing waits for a request
+        scan_in_threads(listing.names, remote_folders)  # all at once, because each listing waits for a request
 
     parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`

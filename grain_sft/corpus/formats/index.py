@@ -12,7 +12,14 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import FileFormats, corpus_of_files
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
-from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, in_threads
+from grain_sft.corpus.formats.scanning import (
+    ReadOptions,
+    TokenFile,
+    check_loss,
+    check_masks,
+    corpus_of,
+    scan_in_threads,
+)
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
@@ -134,7 +141,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         if size != file.size:
             raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
-    in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
+    scan_in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
@@ -174,7 +181,7 @@ def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
         check_loss(shard, loss, corpus.dtype)
         return dataclasses.replace(shard, loss=loss)
 
-    return dataclasses.replace(corpus, shards=tuple(in_threads(scan, corpus.shards, parts)), ignores_loss=False)
+    return dataclasses.replace(corpus, shards=tuple(scan_in_threads(scan, corpus.shards, parts)), ignores_loss=False)
 
 
 class _MaxTextFile(msgspec.Struct):

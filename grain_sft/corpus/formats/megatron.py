@@ -22,7 +22,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
 from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, read_metadata
-from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
+from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, scan_in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError, CorpusFileError, RemoteTimeoutError, shortened
@@ -84,7 +84,7 @@ class Megatron(Format):
         if options.masks is not None:
             raise CorpusError(f"{prefixes[0]}{_TOKENS}: all of its tokens take loss. Leave label_mask_paths out.")
         splits = _splits(prefixes, listing)
-        scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
+        scans = scan_in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
         first, header = scans[0]
         for shard, other in scans:
             if other.stored != header.stored:

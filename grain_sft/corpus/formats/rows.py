@@ -17,7 +17,7 @@ from grain_sft.corpus.boundaries import describe_boundaries
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
-from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
+from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, scan_in_threads
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.row_format import Positive, RowFormat
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
@@ -102,7 +102,7 @@ def scan_rows(
         return Shard(**vars(stamp), num_tokens=num_rows * length, loss=loss, boundaries=boundaries, row=row)
 
     counts = manifest.rows_of_shards
-    shards = tuple(in_threads(scan_shard, range(len(counts)), counts))
+    shards = tuple(scan_in_threads(scan_shard, range(len(counts)), counts))
     sources = listing.find(folder, "sources.bin")
     sources_file = describe(sources) if sources else None
     return corpus_of(shards, dtype, CorpusMetadata.of(data), options.eos_token_id, sources_file=sources_file, rows=rows)

@@ -1,6 +1,5 @@
 """Scanning: check the files that a format lists, in parallel, and make a corpus of them."""
 
-import concurrent.futures
 import contextvars
 import dataclasses
 import functools
@@ -19,7 +18,7 @@ from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import FileStamp, describe, file_stamp, files
+from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
 THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
@@ -124,13 +123,15 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
         raise CorpusError(f"{problem}. Without a mask, all tokens take loss. {fix}.")
     dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     reads_loss = uses_loss or dtype is None  # an unknown dtype is inferred from the sizes of loss files
-    losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts)
+    losses = scan_in_threads(
+        lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts
+    )
     if dtype is None:
         dtype = _infer_dtype(parts, losses, split.dtypes)
     if dtype is not None and dtype.name not in split.dtypes:
         expected = f"tokens of this format are {' or '.join(split.dtypes)}"
         raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; {expected}. Give one of these, or convert the file.")
-    scans = in_threads(lambda part, loss: _scan_part(part, loss, dtype), parts, losses, work="Scanning files")
+    scans = scan_in_threads(lambda part, loss: _scan_part(part, loss, dtype), parts, losses, work="Scanning files")
     first_dtype = scans[0][1]
     for shard, shard_dtype in scans:
         if shard_dtype != first_dtype:
@@ -156,13 +157,12 @@ def corpus_of(
         raise CorpusError(f"{metadata.path or shards[0].path}: {error}") from error
 
 
-def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
+def scan_in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
     """Return `list(map(function, *columns))`, computed in threads. `work` is the title of a progress bar; "" shows none."""
     # The context holds the `root` of `open_corpus`. Two threads can't run in one context, so each call runs in a copy.
     context = contextvars.copy_context()
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
-        return list(with_progress(results, len(columns[0]), work) if work else results)
+    results = in_threads(lambda *values: context.copy().run(function, *values), *columns, threads=THREADS)
+    return list(with_progress(results, len(columns[0]), work) if work else results)
 
 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:

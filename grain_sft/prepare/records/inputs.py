@@ -4,7 +4,6 @@ A file of plain lines is cut every 1 to 8 MiB. A line belongs to the unit that h
 between records. The corpus does not depend on the cuts.
 """
 
-import concurrent.futures
 import dataclasses
 import hashlib
 import itertools
@@ -19,7 +18,7 @@ from grain_sft.prepare.records import array_record_file, arrow_file, decompressi
 from grain_sft.prepare.records.strict_json import check_name, decoded
 from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit, check_digest, read_exactly
 from grain_sft.progress import Progress
-from grain_sft.storage import files
+from grain_sft.storage import files, in_threads
 
 MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; most parts of other files have at least 8 MiB
 MANY_BLOCKS = 1024  # files of plain lines have units of 1 MiB up to 1 GiB, of 2 MiB up to 2 GiB, and so on
@@ -65,15 +64,13 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
 
         return _describe(*sized_paths[number], report)
 
-    with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        return list(pool.map(describe, range(len(sized_paths))))
+    return list(in_threads(describe, range(len(sized_paths)), threads=SCAN_THREADS))
 
 
 def _sized_paths(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     """Return the dataset number, the path and the size of each file. Refuse a file that is named twice."""
     paths = [(dataset, path) for dataset, names in enumerate(datasets) for name in names for path in walk.expand(name)]
-    with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        sizes = list(pool.map(_size, [path for _, path in paths]))
+    sizes = list(in_threads(_size, [path for _, path in paths], threads=SCAN_THREADS))
     seen: set[str] = set()
     for _, path in paths:
         real = path if files.is_remote(path) else os.path.realpath(path)

@@ -1,0 +1,16 @@
+"""`in_threads`: calls of a function in several threads."""
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = _THREADS) -> Iterator[T]:
+    """Yield the results of `map(function, *columns)`, in order. The calls run in `threads` threads."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(function, *columns)
