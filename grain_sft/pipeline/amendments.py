@@ -82,8 +82,13 @@ def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
     `texts` has the text of the part in each receipt; None for a receipt without the part. The text "from step 10: ..." means
     that the part changes no batch before step 10.
     """
-    changes = [_FROM.match(text) for text in texts if text is not None]
-    return step is None or any(change is None or int(change[1]) < step for change in changes)
+    return step is None or any(first_step(text) < step for text in texts if text is not None)
+
+
+def first_step(text: str) -> int:
+    """Return the step from which on a part of a receipt changes batches: 10 for "from step 10: ...", -1 for other texts."""
+    match = _FROM.match(text)
+    return -1 if match is None else int(match[1])
 
 
 def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[str], step: int) -> None:

@@ -3,11 +3,13 @@
 Code that protoc generates works only with some versions of protobuf, so this package contains no generated code.
 """
 
+import functools
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 
+@functools.cache
 def message_class(file: str, name: str) -> Any:
     """Return the class of the message `name`, which `file` declares.
 

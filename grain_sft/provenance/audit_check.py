@@ -121,5 +121,7 @@ def _checked_as_best_version(
         version_checker = checker.as_written_by(version)
         for fields in lines:
             version_checker.check(fields)
+        if len(version_checker.checked.findings) == len(checker.checked.findings):  # `lines` have no findings
+            return version_checker
         checkers.append(version_checker)
     return min(checkers, key=lambda each: len(each.checked.findings))

@@ -1,9 +1,8 @@
-"""Entries of an audit log: loads and resumes of a run, starts and ends of epochs. Position of a run between these events."""
+"""Entries of an audit log: loads and resumes of a run, starts and ends of epochs."""
 
-import copy
 import heapq
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from grain_sft.pipeline import Run, layout_receipt
 from grain_sft.sampling import EpochStream, Sampler
@@ -123,61 +122,6 @@ class Events:
             fields |= {"seed_used": seed, "episodes_seen": span.rows, "rows_seen": span.rows}
             fields |= {"first_step": span.first, "since_step": max(span.first, since)}
         return {**fields, "step": event.step, **self._receipt}
-
-
-class RunPosition:
-    """Position of a run between two events.
-
-    Attributes:
-      events: Events of the run.
-      due: Next event; None after the last one.
-      since: Step at which the process began or resumed the run; None if the line that states it was changed.
-      delivered: Last step that the log proves to be delivered. An event proves its step, and a resume the step before it.
-      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or -1 before the run
-        begins. A new stage or amendment lowers this step to its own first step.
-      is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
-    """
-
-    def __init__(self, pipeline: Run) -> None:
-        self._end_step = pipeline.end_step
-        self._upcoming: Iterator[Event] = iter(())
-        self.events = Events(pipeline)
-        self.due: Event | None = None
-        self.since: int | None = 0
-        self.delivered = self.max_resume_step = -1
-        self.is_known = True
-
-    def in_version(self, pipeline: Run) -> Self:
-        """Return this position in `pipeline`, another version of the run.
-
-        The caller has to call `continue_at` or `go_to` before `pass_event`.
-        """
-        position = copy.copy(self)
-        position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
-        return position
-
-    def continue_at(self, step: int) -> None:
-        """Continue at `step`, as the run does when it begins or resumes."""
-        self.since, self.delivered = step, step - 1
-        self._upcoming = self.events.following(step)
-        self._advance()
-
-    def go_to(self, event: Event) -> None:
-        """Make `event`, one of `events`, the next event."""
-        self._upcoming = self.events.following(event.step)
-        while self.due != event:
-            self._advance()
-
-    def pass_event(self, event: Event) -> None:
-        """Go from `event`, the next event, to the event after it."""
-        self.delivered = event.step
-        self._advance()
-
-    def _advance(self) -> None:
-        """Go to the next event. From now on, the run may resume at the step of that event."""
-        self.due = next(self._upcoming, None)
-        due_step = self._end_step if self.due is None else self.due.step
-        self.max_resume_step = max(self.max_resume_step, due_step)
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Self
 
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Pipeline, first_step
 from grain_sft.provenance.audit import as_text
-from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, RunPosition
+from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event
+from grain_sft.provenance.run_position import RunPosition
 
 _NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not follow from the pipeline
 
@@ -67,8 +68,7 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
     """Return the amendments of a run, then its stages after the first, even those whose steps are all skipped."""
     texts = [("an amendment", str(amendment)) for amendment in pipeline.amendments]
     texts += [("a stage", text) for text in pipeline.later_stages]
-    # a text is "from step 100: ..."
-    return [Change(kind, int(text.partition(":")[0].split()[-1]), text) for kind, text in texts]
+    return [Change(kind, first_step(text), text) for kind, text in texts]
 
 
 class LineChecker:

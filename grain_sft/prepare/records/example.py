@@ -34,7 +34,6 @@ message_type {
   name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
 }
 """
-_EXAMPLE_CLASS = message_class(_FILE, "example.Example")
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
@@ -46,7 +45,7 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
     if not record:
         return {}
     try:
-        features = _EXAMPLE_CLASS.FromString(record).features.feature
+        features = message_class(_FILE, "example.Example").FromString(record).features.feature
     except message.DecodeError:
         return None
     if not features:

@@ -35,7 +35,6 @@ message_type {
 }
 """
 """The fields of sentencepiece_model.proto that this module reads. Protobuf keeps other fields unchanged."""
-_MODEL_CLASS = message_class(_SCHEMA, "pieces.Model")
 
 
 class SentencePieceTokenizer(OneFileTokenizer):
@@ -113,7 +112,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
     """Return the model with its user-defined markers as CONTROL pieces, and the ids of all CONTROL pieces by text."""
-    parsed = _MODEL_CLASS.FromString(model)
+    parsed = message_class(_SCHEMA, "pieces.Model").FromString(model)
     special: dict[str, int] = {}
     for number, piece in enumerate(parsed.pieces):
         if piece.type == _USER_DEFINED and _MARKER.fullmatch(piece.text.decode()):
