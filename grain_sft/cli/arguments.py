@@ -237,10 +237,12 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace
 ) -> Mapping[str, Any]:
-    """Return `measure(options)`, and write it as `--json` and `--output` ask. With `--json`, other text goes to stderr."""
+    """Return `measure(options)`, and write it as `--json` and `--output` ask. With `--json`, other text goes to stderr.
+
+    The caller or `measure` checks `--output` with `check_output` before any long work.
+    """
     from grain_sft.storage import files
 
-    check_output(options.output)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         figures = measure(options)
     text = json.dumps(figures, indent=2) + "\n"

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
-from grain_sft.cli.arguments import Parser, at_least, host_of, open_stage, positive, values_of, write_figures
+from grain_sft.cli.arguments import (
+    Parser,
+    at_least,
+    check_output,
+    host_of,
+    open_stage,
+    positive,
+    values_of,
+    write_figures,
+)
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 from grain_sft.storage import files
@@ -84,6 +93,7 @@ def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure_made_up(options: argparse.Namespace) -> dict[str, Any]:
+    check_output(options.output)
     scale = Scale(seconds=options.seconds or Scale.seconds, **values_of(options, ("repeats", *_SIZES)))
     figures: dict[str, Any] = {}
     if options.dir is not None:

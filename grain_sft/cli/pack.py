@@ -11,6 +11,7 @@ from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, 
 from grain_sft.corpus import Corpus
 from grain_sft.layout import PackedLayout, WindowLayout, algorithm_title
 from grain_sft.progress import elapsed, progress_bar
+from grain_sft.storage import files
 
 PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
@@ -85,13 +86,15 @@ def _pack(options: argparse.Namespace) -> int:
         if given and getattr(options, needed) is None:
             options.parser.error(f"{given[0]} needs --{needed.replace('_', '-')}. Give both, or neither.")
     check_output(options.materialize, folder=True)
+    check_output(options.output, inputs=options.corpus)
     compared = write_figures(_figures, options).get("algorithms")
     return 1 if compared and all("error" in algorithm for algorithm in compared) else 0
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     corpus = open_paths(options.corpus, options)
-    check_output(options.output, inputs=[*options.corpus, *(file.path for file in corpus.files())])
+    if options.output is not None:
+        files.check_inputs_stay(options.output, (file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
     figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 
-from grain_sft.cli.arguments import Parser, at_least, check_output, not_negative, open_config, open_stage
+from grain_sft.cli.arguments import Parser, at_least, not_negative, open_config, open_stage
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
@@ -60,11 +60,11 @@ def report(parser: Parser) -> None:
 def _report(options: argparse.Namespace) -> None:
     from grain_sft import view
     from grain_sft.bench import config as speed
-    from grain_sft.storage import write_bytes
+    from grain_sft.storage import files
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    check_output(options.output, inputs=[options.config])
+    files.check_inputs_stay(options.output, [options.config])
     if options.output == f"{base}.json":
         fault = "the page would replace the file of its numbers, which has the same name"
         raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
@@ -81,5 +81,5 @@ def _report(options: argparse.Namespace) -> None:
         written |= {f"{base}.{name}.png": picture.png for name, picture in pictures.items()}
         written[options.output] = view.report_page(found, pictures).encode()
     for path, content in written.items():
-        write_bytes(path, content)
+        files.write_bytes(path, content)
         print(path)

@@ -21,6 +21,7 @@ from grain_sft import progress
 from grain_sft.cli.arguments import Parser
 from grain_sft.cli.main import COMMANDS, declare, main
 from grain_sft.config import config_schema
+from grain_sft.storage import files
 
 ARRAYS = ("--dtype", "uint16", "--eos-token-id", "7")
 
@@ -234,6 +235,21 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
     for command in commands:
         status, error = failure(*command.split())
         assert status == 1 and "is an input, which the output" in error, command
+
+
+def test_a_command_probes_each_output_once(tmp_path, config, monkeypatch):
+    """In a bucket, a probe is a file that is written and removed."""
+    pytest.importorskip("matplotlib")
+    probed, check = [], files.check_writable
+    monkeypatch.setattr(
+        files, "check_writable", lambda *args, **options: probed.append(args[0]) or check(*args, **options)
+    )
+    commands = ["trace {} --steps 0 -o", "inspect {} --step 0 --html", "bench {} --seconds 0.1 --max-workers 0 -o"]
+    commands += ["simulate {} --hosts 1 --steps 0:1 --processes 0 -o", "report {} --seconds 0 -o"]
+    for number, command in enumerate(commands):
+        output = str(tmp_path / f"{number}.html")
+        main([*command.format(config).split(), output])
+        assert probed.count(output) == 1, (command, probed)
 
 
 def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, config):
