@@ -23,11 +23,17 @@ from grain_sft.registry import table_of
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an option that has to be given."""
 
+# an entry of `Args:`: its names, its first line, and the lines after it that are empty or indented
 _ARGUMENTS = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?: .*)?)*)", re.MULTILINE)
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
-_BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
-_BOUNDS |= {"min_length": "not empty"}
+_BOUNDS = {
+    "ge": "{} or more",
+    "gt": "more than {}",
+    "le": "at most {}",
+    "lt": "less than {}",
+    "min_length": "not empty",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,20 +165,21 @@ def check_value(value: object, kind: Any, where: str) -> None:
         origin, table = get_origin(member), table_of(member)
         if is_struct(member) and isinstance(value, Mapping):
             check(value, options_of(member), where)
-        elif origin is list and isinstance(value, list):
+            return
+        if origin is list and isinstance(value, list):
             for number, item in enumerate(value):
                 check_value(item, get_args(member)[0], f"{where}[{number}]")
-        elif origin is dict and isinstance(value, Mapping):
+            return
+        if origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
                 if not isinstance(key, str):  # such as `no`, which is a bool in YAML
                     raise ConfigError(f"{where}: a key is {shortened(repr(key))}; expected text. Put it in quotes.")
                 check_value(item, get_args(member)[1], f"{where}.{key}")
-        elif table is not None and isinstance(value, str):
-            if value not in table and ":" not in value:
-                raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
-        else:
-            continue
-        return
+            return
+        if table is not None and isinstance(value, str):
+            if value in table or ":" in value:
+                return
+            raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeEncodeError):  # UnicodeEncodeError: half of a surrogate pair

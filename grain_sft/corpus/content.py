@@ -64,6 +64,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
         return None
     stamps: list[list[Any]] = []
     remote = [file for file in stored if files.is_remote(file.path)]
+    now = time.time()
     try:
         versions = {file.path: file.version or "" for file in identify(remote)}
         for file in stored:
@@ -74,7 +75,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
                 stamps.append([file.path, version, file.size, file.data_offset])
                 continue
             status = os.stat(file.path)
-            if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
+            if now - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
                 return None
             identity = [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
             stamps.append([*identity, file.size, file.data_offset])

@@ -73,7 +73,9 @@ class CorpusData:
     @property
     def padding_token_id(self) -> int:
         """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
-        return next(token_id for token_id in (self.pad_token_id, self.eos_token_id, 0) if token_id is not None)
+        if self.pad_token_id is not None:
+            return self.pad_token_id
+        return 0 if self.eos_token_id is None else self.eos_token_id
 
     @property
     def has_loss(self) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.corpus.array_file import first_true
 from grain_sft.errors import CorpusError
@@ -96,7 +97,7 @@ def encode(dtype: np.dtype[Any], sizes: Array) -> Iterator[bytes]:
     yield np.arange(len(sizes) + 1, dtype="<i8").tobytes()
 
 
-def check_sizes(path: str, sizes: Array) -> None:
+def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
     """Refuse a negative number in `sizes`, the number of tokens of each sequence."""
     if (i := first_true(sizes < 0)) is not None:
         raise CorpusError(f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens. {_DAMAGED}")

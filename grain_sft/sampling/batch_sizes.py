@@ -142,7 +142,7 @@ class JoinedSizes(ComputedSizes):
         return part.sizes.at(max(step, part.first_step) + part.step_shift)
 
     def of_steps(self, steps: Ints) -> StepRows:
-        """Return the rows before and in each of `steps`. A step before the first part counts as that part's first step."""
+        """See `BatchSizes.of_steps`. A step before the first part counts as that part's first step."""
         rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):

@@ -155,16 +155,18 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
         data = decompression.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "text":
         yield unit.first, {"text": decoded(data, "utf-8-sig")}
-    elif entry.kind == "array":
+        return
+    if entry.kind == "array":
         yield from enumerate(text_files.elements(data), unit.first)
-    else:
-        lines = (data.removeprefix(text_files.BOM) if unit.start == 0 else data).split(b"\n")
-        for number, line in enumerate(lines, unit.first):
-            line = line.rstrip(b"\r")
-            if len(line) > text_files.MAX_RECORD:
-                raise text_files.too_long(f"{entry.path}:{number}", "line")
-            if line.strip():
-                yield number, line
+        return
+    if unit.start == 0:
+        data = data.removeprefix(text_files.BOM)
+    for number, line in enumerate(data.split(b"\n"), unit.first):
+        line = line.rstrip(b"\r")
+        if len(line) > text_files.MAX_RECORD:
+            raise text_files.too_long(f"{entry.path}:{number}", "line")
+        if line.strip():
+            yield number, line
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:

@@ -195,7 +195,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
-        return dict(json.loads(self.transformers_tokenizer.backend_tokenizer.to_str()))
+        content: dict[str, Any] = json.loads(self.transformers_tokenizer.backend_tokenizer.to_str())
+        return content
 
     def _bare_content(self) -> dict[str, Any]:
         """Return `_content` without truncation, padding and the post-processor, which adds tokens and trims offsets."""
