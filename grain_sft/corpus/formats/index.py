@@ -13,6 +13,7 @@ from grain_sft.corpus.formats.files import FileFormats, corpus_of_files
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
 from grain_sft.corpus.formats.scanning import (
+    THREADS,
     ReadOptions,
     TokenFile,
     check_loss,
@@ -83,12 +84,13 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
         problem = f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}"
         raise CorpusError(f"{problem}. Build it again with `grain-sft index`.")
     index = data.convert(_OwnIndex, _DAMAGED)
+    folder = files.parent(path)
 
     def locate(file: Any) -> Any:
         """Return `file` with its present path. A relative path starts at the folder of the index."""
         present = options.remap(file.path)
         if not files.is_remote(present) and not os.path.isabs(present):
-            absolute = files.join(files.parent(path), present)
+            absolute = files.join(folder, present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
             # the absolute path is remapped only if `path_remap` did not change the relative path
             present = options.remap(absolute) if present == file.path else absolute
@@ -132,16 +134,19 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         problem = f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries"
         raise CorpusError(f"{problem} ({corpus.fingerprint}). {_EDITED}")
 
-    def check_size(file: FileStamp) -> None:
-        try:
-            size = os.stat(file.path).st_size
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            problem = f"{file.path}: can't be found ({error}), but the index {path} lists it"
-            raise CorpusFileError(f"{problem}. If the data moved, give path_remap.") from error
-        if size != file.size:
-            raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
+    def check_sizes(local: Sequence[FileStamp]) -> None:
+        for file in local:
+            try:
+                size = os.stat(file.path).st_size
+            except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+                problem = f"{file.path}: can't be found ({error}), but the index {path} lists it"
+                raise CorpusFileError(f"{problem}. If the data moved, give path_remap.") from error
+            if size != file.size:
+                raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
-    scan_in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
+    local = [file for file in corpus.files() if not files.is_remote(file.path)]
+    # one call for each thread, because a call in a thread takes longer than a check
+    scan_in_threads(check_sizes, [local[first::THREADS] for first in range(THREADS)])
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
