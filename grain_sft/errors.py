@@ -81,7 +81,7 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        # the missing module is `module` itself or its parent package, so it is not a dependency of `module`
+        # whether `module` itself or a parent package is missing, not a dependency of `module`
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise MissingExtraError.of(feature, package, extra) from error
         problem = f"{feature} needs {package}, which fails to import ({error})"

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         Args:
           names: Arguments of `declaration` that become options.
           group: Group of arguments to which the options are added; by default this parser.
-          spelled: Flags of options, as in `add_arguments`.
+          spelled: Flags of options, by the options' names, as in `options.add_arguments`.
           changes: New values of fields of `Option`, such as `help`, for all of these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}

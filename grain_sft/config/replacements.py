@@ -3,7 +3,7 @@
 If an amendment replaces the files of a source, for example, a new stage begins at the amendment's step. `keys_of_stage` returns
 the keys of an amendment that have this effect.
 
-Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
+Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches from step 10 on,
 step 20 reads data step 25.
 """
 
@@ -150,8 +150,8 @@ def _weights_to_restate(
     """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
-    latest amendment, whatever a schedule has set since. So two amendments are added, which keep the weights that the config
-    has without the division. An example of one source:
+    latest amendment, whatever the schedule of an earlier stage has set since. So two amendments are added, which keep the
+    weights that the config has without the division. An example of one source:
 
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2

@@ -92,7 +92,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
         if file is not None:
             sequences = file.sequences or ()
             facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *sequences])
-    # The last token of a shard and the number of sources may decide whether a document continues in the next shard. The
+    # The last token of a shard and the size of `sources_file` may decide whether a document continues in the next shard. The
     # shard's digest covers its last token.
     sources_size = None if corpus.sources_file is None else corpus.sources_file.size
     return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources_size, facts)
@@ -126,7 +126,7 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the value that `hashes_of` takes as `of` for a scan that hashes the tokens of each shard.
+    """Return the argument `of` of `hashes_of` for a scan that hashes the tokens of each shard.
 
     The name is "bytes" only if each shard is a whole file: the hash of a part of a file must not be cached as the hash of the
     whole file.

@@ -26,13 +26,13 @@ class PairsLayout(Layout):
         leaves the pair out.
 
     Attributes:
-      sequence_length: Number of columns of a row, for a prompt and both responses: 512 + 512 + 512 with the arguments
-        `sequence_length=1024` and `prompt_length=512`.
+      sequence_length: Number of columns of a row, which is more than the argument. With the arguments `sequence_length=1024`
+        and `prompt_length=512`, it is 512 + 512 + 512 for a prompt and both responses.
       response_length: Maximum number of tokens of a response.
 
     Raises:
       LayoutError: Arguments contradict each other, or no pair is left.
-      CorpusError, CorpusFileError: The documents are not pairs, or the pairs cannot be found.
+      CorpusError, CorpusFileError: The documents are not pairs, or their index file can't be read.
     """
 
     kind = "pairs"

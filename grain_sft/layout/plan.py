@@ -40,7 +40,7 @@ class Plan:
     highest_token: int | None  # as `Traits.highest_token`
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`: the arguments of `pieces_of`."""
+        """Return (row, column, start, length, segment, document) of every piece in `rows`: the arguments of `pieces_of`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins

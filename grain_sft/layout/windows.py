@@ -11,7 +11,7 @@ from grain_sft.types import Ints
 
 
 class WindowLayout(Layout):
-    """Consecutive windows of each shard, with `sequence_length` tokens each. Tokens after a shard's last window are dropped.
+    """Windows of `sequence_length` consecutive tokens of one shard. Tokens after the last whole window are dropped.
 
     Rows are numbered shard after shard. Windows cut through documents, and every row is one segment.
 
@@ -28,7 +28,7 @@ class WindowLayout(Layout):
 
     kind = "windows"
     one_segment = True
-    _rows_receipt = property(repr)  # the corpus and the options in `__repr__` decide the rows
+    _rows_receipt = property(repr)  # the options in `__repr__` and the corpus decide the rows
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")

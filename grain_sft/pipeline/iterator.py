@@ -48,7 +48,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._takes_ready = not first_steps.left  # if True, `next` takes ready batches without this method
+            self._takes_ready = not first_steps.left  # if True, `next` skips this method for ready batches
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -67,7 +67,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # Wait until the workers have started. Until then, `__main__` is hidden, and other new processes can't import it.
+            # Wait until the workers have started. Until then, `workers` hides `__main__` from all new processes.
             with self._from_workers.started:
                 pass
 

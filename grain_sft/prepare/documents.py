@@ -65,7 +65,7 @@ class Documents(abc.ABC):
         parts of 3 and 2 documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks that are read together. A part with documents of several of these blocks is read once.
+      blocks_at_once: Number of blocks that are read together. Each part that they need is read once.
     """
 
     lengths: npt.NDArray[Any]
@@ -132,7 +132,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. A document takes 8 bytes of memory."""
+    """Documents of a preparation, in its chunk files. Memory holds 8 bytes for each document."""
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])

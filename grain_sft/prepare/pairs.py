@@ -6,7 +6,7 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 PROMPT, CHOSEN, REJECTED = 0, 1, 2
-"""Loss of the tokens of each part of a pair's document."""
+"""Code of each part of a pair's document, stored as the loss of its tokens."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
@@ -25,7 +25,7 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         if isinstance(result, RecordError):
             raise result
         if not result.loss.any():
-            raise RecordError(f"{name}: no token of the response takes loss. Remove the weight 0 or the record.")
+            raise RecordError(f"{name}: no token of the response takes loss. Remove its \"weight\": 0 or the record.")
         rendered.append(result)
     chosen, rejected = rendered
     if chosen.loss.all() and rejected.loss.all():

@@ -57,7 +57,7 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: choose the documents of val at random. Shuffle the splits only on request."""
+    """Split as format `episodes` does: choose the documents of val at random. Shuffle the splits only on request."""
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)
 

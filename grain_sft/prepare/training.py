@@ -31,7 +31,7 @@ def train_tokenizer(
     """Return the bytes of a SentencePiece model that is trained on `lines`.
 
     The model decodes ids to the encoded text, except that U+2581 becomes a space. A character that is not in `lines` is encoded
-    as bytes. The piece `</s>` ends a document. The same lines make the same model, because training uses one thread.
+    as bytes. The EOS piece is `</s>`. The same lines make the same model, because training uses one thread.
 
     Args:
       lines: Texts, at most 4192 bytes each; SentencePiece ignores longer ones.

@@ -15,10 +15,10 @@ class RunPosition:
       events: Events of the run.
       due: Next event; None after the last one.
       since: Step at which the process began or resumed the run; None if the line that states it was changed.
-      delivered: Last step that the log proves to be delivered. An event proves its step, and a resume the step before it.
+      delivered: Last step that the log proves to be delivered: the step of an event, or the step before that of a resume.
       max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or -1 before the run
-        begins. A new stage or amendment lowers this step to its own first step.
-      is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
+        begins. The caller lowers it to the first step of a new stage or amendment.
+      is_known: Whether `due` is known. It is unknown after a changed line, until an intact line states the step.
     """
 
     def __init__(self, pipeline: Run) -> None:

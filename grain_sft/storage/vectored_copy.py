@@ -24,7 +24,7 @@ _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 class _MemoryFile:
-    """An in-memory file of `size` bytes, and its map. A batch of chats takes 3 to 5 % longer if the file is read instead."""
+    """An in-memory file of `size` bytes, and its map. Without the map, by `pread`, a batch of chats takes 3 to 5 % longer."""
 
     fd = -1  # so that `__del__` works if `memfd_create` fails
 
@@ -54,7 +54,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
     """Copy pieces of this process's memory to `out`. This is fastest if the pieces fill `out` in order and without gaps.
 
     Args:
-      addresses, places, ends: int64 [n]. Address of each piece, and offsets in `out` of its first byte and the byte after it.
+      addresses, places, ends: int64 [n]. Address of each piece, and offsets in `out` of its first byte and its end.
       out: Bytes that are filled.
 
     Returns:

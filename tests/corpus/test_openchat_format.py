@@ -106,7 +106,7 @@ WRONG_ROWS = [
     ({"seqlens": [-1, NUM_TOKENS + 1]}, "seqlens holds a negative length"),
     ({"nz_input_ids": [-1] * NUM_TOKENS, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
     ({"nz_position_ids": list(range(NUM_TOKENS))[::-1]}, "nz_position_ids don't count from 0"),
-    ({"nz_shifted_loss_weights": [1.0] * NUM_TOKENS}, "the last of nz_shifted_loss_weights is not 0"),
+    ({"nz_shifted_loss_weights": [1.0] * NUM_TOKENS}, "nz_shifted_loss_weights is not 0 at the last token"),
     ({"nz_shifted_loss_weights": [np.nan] * NUM_TOKENS}, "nz_shifted_loss_weights holds a weight that is negative"),
     ({"nz_shifted_label_ids": [9999] * NUM_TOKENS, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
     ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some rows from 8 on"),

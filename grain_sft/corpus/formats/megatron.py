@@ -199,8 +199,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    Words with numbers in wrong places are also a blend, so that `_blend` refuses them. But if every number is the name of a
-    file, the words are paths.
+    Words with numbers in wrong places are also a blend, which `_blend` refuses, unless every number is the name of a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')
-_FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a suffix is not a folder to list
+_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path is not listed if the name of one of its folders ends so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Json:
         try:
             data = json.loads(text)
             if "\\u" in text:
-                # `encode` raises ValueError for half of a surrogate pair. Paths may contain halves.
+                # `encode` raises ValueError for half of a surrogate pair. Only paths, which are removed, may contain halves.
                 _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
@@ -182,8 +182,8 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    The search goes upwards from the shard's folder. Its last folder is the first that is not named like a split or shard: DIR
-    for DIR/train/shard_00000/tokens.bin.
+    The search goes upwards from the shard's folder to the first folder that is not named like a split or shard: DIR for
+    DIR/train/shard_00000/tokens.bin.
     """
     folder = files.parent(shard)
     while True:

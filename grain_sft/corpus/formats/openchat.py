@@ -79,7 +79,7 @@ class OpenChat(Format):
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # a missing `path` is reported later
+        if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # false if `path` is missing
             raise CorpusError(f"{path}: a Parquet file among token files. Open it by itself.")
         return None
 
@@ -93,7 +93,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the folder's metadata. If the folder has none or states another tokenizer, return `own_metadata` of the file."""
+    """Return the folder's metadata if they name the tokenizer of `own_metadata`, or if that is None; else `own_metadata`."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder
@@ -213,7 +213,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that is negative or above int32"),
         (invalid_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
-        (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
+        (is_last & (weights != 0), "nz_shifted_loss_weights is not 0 at the last token of a sequence, which has no next token"),
         (wrong_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
         if (value := first_true(invalid)) is not None:

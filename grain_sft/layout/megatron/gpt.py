@@ -28,8 +28,8 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. In all variants except "mmap", ascending row numbers are already Megatron's shuffled order, and a config without an
-    order reads the rows by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
+    shards. Except in variant "mmap", rows are numbered in Megatron's shuffled order, so a config without `sampler.order` reads
+    them by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
@@ -47,7 +47,7 @@ class MegatronGptLayout(Layout):
         None means false in variant "mmap", else true.
       drop_last_partial_sequence: Whether a last row that is not full is left out. If false, that row is padded.
       eod_token_id: Token that ends a document; None for `corpus.eos_token_id`.
-      eod_mask_loss: Whether the token after an EOD takes no loss.
+      eod_mask_loss: Whether the target of an EOD, the token after it, takes no loss.
       reset_attention_mask: Whether a segment ends after each EOD. None means false in variant "megatron", else true.
       reset_position_ids: Whether positions restart after each EOD. None means the value of `reset_attention_mask` in MaxText's
         variants, else false.

@@ -86,7 +86,7 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU; else
+      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` is numpy's sort on another CPU; else
         None.
 
     The other attributes are arguments of `PackedLayout`.
@@ -135,7 +135,8 @@ class PackingAlgorithm:
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the order that replays the algorithm's original system, such as "openchat"; None if no order does.
+      order: Name of the sampler's order that replays the original system of the algorithm, such as "openchat"; None if no order
+        does.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]

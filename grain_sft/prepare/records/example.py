@@ -40,7 +40,7 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` does not seem to be an Example.
 
     A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out.
-    Return {} for an empty record. Return None for other records without features: many short texts parse as such an Example.
+    Return {} for an empty record. Return None for other records without features: many short texts parse as one of these.
     """
     if not record:
         return {}

@@ -104,9 +104,9 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     """Return the span of one turn; None if the template leaves the turn out.
 
     First, the chat is rendered with a mark in place of the content. The span is between the texts before and after the mark. If
-    the chat lacks one of these texts, a shorter chat is rendered. To find the start, it has the messages before the turn and a
-    prompt such as "<|im_start|>assistant". To find the stop, it has the messages up to the turn. The span does not include the
-    token that ends the turn.
+    the chat does not begin or end with these texts, a shorter chat is rendered. To find the start, it has the messages before
+    the turn and a prompt such as "<|im_start|>assistant". To find the stop, it ends with the turn. The span does not include
+    the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -142,7 +142,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     """Return one or two messages to render in place of `message`. They have mark 0 as content.
 
-    If `message` has thoughts, the second has mark 1 as thoughts, because a template may write "<think></think>" for the first.
+    If `message` has thoughts, the second one has mark 1 as thoughts: a template may write "<think></think>" if there are none.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
