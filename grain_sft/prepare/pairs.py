@@ -25,7 +25,7 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         if isinstance(result, RecordError):
             raise result
         if not result.loss.any():
-            raise RecordError(f"{name}: no token of the response takes loss. Remove its \"weight\": 0 or the record.")
+            raise RecordError(f'{name}: no token of the response takes loss. Remove its "weight": 0 or the record.')
         rendered.append(result)
     chosen, rejected = rendered
     if chosen.loss.all() and rejected.loss.all():

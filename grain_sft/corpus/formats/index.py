@@ -135,6 +135,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         raise CorpusError(f"{problem} ({corpus.fingerprint}). {_EDITED}")
 
     def check_sizes(local: Sequence[FileStamp]) -> None:
+        """Refuse the first of `local` that is missing or has another size than the index states."""
         for file in local:
             try:
                 size = os.stat(file.path).st_size

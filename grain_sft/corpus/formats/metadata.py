@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')
-_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path is not listed if the name of one of its folders ends so
+_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with a name that ends so is not listed
 
 
 @dataclasses.dataclass(frozen=True)

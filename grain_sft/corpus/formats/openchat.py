@@ -213,7 +213,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that is negative or above int32"),
         (invalid_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
-        (is_last & (weights != 0), "nz_shifted_loss_weights is not 0 at the last token of a sequence, which has no next token"),
+        (is_last & (weights != 0), "nz_shifted_loss_weights is not 0 at the last token of a sequence"),
         (wrong_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
         if (value := first_true(invalid)) is not None:
