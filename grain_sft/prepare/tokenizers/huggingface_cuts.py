@@ -5,10 +5,12 @@ text is cut between a letter and the space after it, and between a Han character
 Because the library encodes each word alone, the pieces have the ids of the whole text if:
 
 - The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
-- The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. No alternative matches both the
+- The pre-tokenizer splits the uncut text at each cut. Its patterns consist of `_ALTERNATIVES`. No alternative matches both the
   letter before a cut and the space after it. No alternative has a lookbehind. Only alternatives for spaces have a lookahead.
+  One pattern matches all spaces, and all Han letters or all stops. No step turns spaces into letters before it.
 - The pre-tokenizer adds nothing at the cut. With `add_prefix_space`, texts are cut only before spaces.
-- No added token contains a letter and then a space, or ends in a letter and takes the spaces after it (`rstrip`).
+- No added token contains a letter and then a space, ends in a letter and takes the spaces after it (`rstrip`), or begins with
+  a space that must not follow a letter (`single_word`).
 
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
@@ -40,6 +42,7 @@ _ALTERNATIVES = (
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
 _ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the source of one alternative
 _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
+_MATCHES_CUTS = re.compile(r"\\p\{L.*\\s\+$")  # alternatives with "\p{L" match all Han letters or all stops
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
@@ -53,15 +56,17 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         return None
     for token in content.get("added_tokens", ()):
         text = token["content"]
-        if _SPANS_CUT.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
+        in_text = f"a{text}" if token["single_word"] else text
+        if _SPANS_CUT.search(in_text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
         # normalization may turn a no-break space of the token into a space
         if normalizers and token["normalized"] and not text.isascii():
             return None
-    if [step["type"] for step in steps] == ["Metaspace"]:
+    kinds = [step["type"] for step in steps]
+    if kinds == ["Metaspace"]:
         return _BEFORE_SPACE if steps[0].get("split", True) else None
-    splits = any(step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"]) for step in steps)
-    if not splits or not all(map(_keeps_words, steps)):
+    splits = [step.get("use_regex") or _MATCHES_CUTS.search(step.get("pattern", {}).get("Regex", "")) for step in steps]
+    if not any(splits) or "ByteLevel" in kinds[:-1] or not all(map(_keeps_words, steps)):
         return None
     return _BEFORE_SPACE if any(step.get("add_prefix_space") for step in steps) else _BEFORE_SPACE_OR_STOP
 

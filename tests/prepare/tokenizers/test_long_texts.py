@@ -53,12 +53,11 @@ CUT = {  # tokenizers for which texts may be cut
 }
 
 
+WORDS = "the Don't 我们去\uff0c 答案。 かが 한국어 é e\u0301 ﬁ x\u0301 2,000 '' <think> привет İ"
+
+
 def text_of(seed: int, count: int) -> str:
-    draw = random.Random(seed)
-    words = [
-        "the", "Don't", "我们去\uff0c", "答案。", "かが", "한국어", "é", "e\u0301", "ﬁ", "x\u0301", "2,000", "''",
-        "<think>", "привет", "İ",
-    ]  # fmt: skip
+    draw, words = random.Random(seed), WORDS.split()
     between = [" ", " ", "  ", "   ", "\n", " \n ", "\n\n\n", "\t", "\u3000", "\u00a0", "", "。", "\uff0c\n", "\r\n"]
     return "".join(draw.choice(words) + draw.choice(between) for _ in range(count))
 
@@ -83,15 +82,17 @@ def added(token: str, **options: bool) -> list[dict[str, Any]]:
     return [{"id": 0, "content": token, **chosen}]
 
 
+# patterns that are unknown, and patterns that match no letter or not every space
+UNFIT = r"\p{L}+ ?|\s+|.", TIKTOKEN_PATTERN + "|", r"\p{N}{1,3}", r"\p{N}|\s+", r"\s*[\r\n]+", r" ?[^\s\p{L}\p{N}]+"
 UNSURE = [
     {"pre_tokenizer": None},
-    {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
-    {"pre_tokenizer": split(r"\p{L}+ ?|\s+|.")},
-    {"pre_tokenizer": split(TIKTOKEN_PATTERN + "|")},
+    *({"pre_tokenizer": split(*patterns)} for patterns in ([], *zip(UNFIT))),
+    {"pre_tokenizer": split(r" ?\p{L}+|\p{N}"), "normalizer": normalizers("NFD")},  # "が" ends in a mark
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": split(TIKTOKEN_PATTERN)["pretokenizers"][::-1]}},
     {"pre_tokenizer": split(TIKTOKEN_PATTERN, behavior="MergedWithNext")},
     {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
     {"normalizer": {"type": "Prepend", "prepend": "▁"}},
-    {"added_tokens": added("Hello world")},
+    *({"added_tokens": added(text, single_word=text != "Hello world")} for text in ("Hello world", " the", "。")),
     {"added_tokens": added("word", rstrip=True)},
     {"added_tokens": added("ﬁ", normalized=True), "normalizer": normalizers("NFKC")},
 ]
