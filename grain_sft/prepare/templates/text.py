@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 
-from grain_sft.errors import PrepareError
+from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import DOCUMENT, Conversation
 from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
@@ -46,11 +46,13 @@ class Text(PiecesTemplate):
         self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        text = conversation.messages[0].content
-        form = self.chosen.normalize
+        """Return BOS, the normalized text, which fill-in-the-middle may divide, and EOS."""
+        text, form = conversation.messages[0].content, self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
-            text = unicodedata.normalize(form, text)
+            before, text = text, unicodedata.normalize(form, text)
             self.special.check(text, f"text, after {form}")
+            if (split := self.chosen.fim_split_sample) and text.count(split) != before.count(split):
+                raise RecordError(f"text: {form} makes or breaks the token {split!r}. Remove its other spelling.")
         pieces: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
         return [*self._before, *pieces, *self._after]
 

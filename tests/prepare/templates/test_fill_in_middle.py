@@ -48,10 +48,8 @@ def test_the_middles_of_a_share_of_the_documents_are_moved_and_no_text_is_lost(s
     assert [text for text, _ in rows] == texts
     share = sum(order is not None for _, order in rows)
     assert 160 < share < 240 and 25 < sum(order is True for _, order in rows) < 80
-    named, _ = documents_of(spm, tmp_path, texts, **options, fim_tokens=FIM)
-    assert named == found
-    other, _ = documents_of(spm, tmp_path, texts, **options, seed=43)
-    assert other != found
+    assert documents_of(spm, tmp_path, texts, **options, fim_tokens=FIM)[0] == found
+    assert documents_of(spm, tmp_path, texts, **options, seed=43)[0] != found
     by_id = tuple(str(tokenizer.special_tokens[token]) for token in FIM)
     backwards, _ = documents_of(spm, tmp_path, texts[::-1], **options, fim_tokens=by_id)
     assert backwards[::-1] == found  # a document's text, not its number, decides how it is cut
@@ -72,6 +70,9 @@ def test_a_document_is_split_at_a_token_and_the_middle_of_each_part_is_moved(tmp
     with pytest.raises(RecordError, match=r"a\.jsonl:1: text: spells the special token '<\|file\|>'"):
         documents_of(path, tmp_path, texts, fim_rate=1.0)
     options = {"fim_split_sample": "<|file|>", "fim_fragment_rate": 1.0, "fim_no_prefix": "whole"}
+    for form, text in (("NFKC", "a\uff1c|file|\uff1eb"), ("NFC", "a<|file|>\u0338b")):
+        with pytest.raises(RecordError, match=f"text: {form} makes or breaks the token"):
+            documents_of(path, tmp_path, [text], fim_rate=1.0, normalize=form, **options)
     found, _ = documents_of(path, tmp_path, texts, fim_rate=1.0, fim_spm_rate=0.5, **options)
     originals = [list(map(restored, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
     assert [[text for text, _ in each] for each in originals] == parts
