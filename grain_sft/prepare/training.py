@@ -12,6 +12,7 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.strict_json import check_name
+from grain_sft.prepare.tokenizers.tokenizer import MARKER
 
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
@@ -46,7 +47,9 @@ def train_tokenizer(
         check_name("special token", token)
     model = io.BytesIO()
     texts = list(lines)  # SentencePiece would hide an exception that `lines` raises
-    pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
+    # SentencePiece finds only pieces with U+2581 for spaces; grain_sft finds markers such as <|usr|> itself
+    tokens = [token if MARKER.fullmatch(token) else token.replace(" ", "\u2581") for token in special_tokens]
+    pieces = [token for token in dict.fromkeys(["\n", *tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),

@@ -8,6 +8,7 @@ from grain_sft import prepare, progress
 from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import train_tokenizer
+from grain_sft.prepare.tokenizers import SentencePieceTokenizer
 
 WORDS = ["the question and the answer", "one more line of text"] * 20
 NUMBERED = [f"{word} {number}" for number in range(300) for word in WORDS[:2]]
@@ -15,8 +16,7 @@ CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
 
 
 UNFIT_SIZES = [
-    (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
-    (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
+    *((NUMBERED, 9000, kind, "the texts are too few for 9,000 pieces") for kind in ("bpe", "unigram")),
     (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
 ]
 
@@ -34,6 +34,8 @@ def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained
     expected = train_tokenizer(WORDS, 300, ["<a>"])
     for special in (["<a>", "<a>"], ["<pad>", "</s>", "<unk>", "<a>"]):
         assert train_tokenizer(WORDS, 300, special) == expected
+    spaced = SentencePieceTokenizer({"tokenizer.model": train_tokenizer(WORDS, 300, ["# A:", "<| |>"])}, "")
+    assert spaced.encode(["# A:# A:"]) == [[4, 4]] and spaced.special_tokens["<| |>"] == 5
 
 
 def test_no_text_and_a_special_token_that_is_not_utf_8_are_refused():
