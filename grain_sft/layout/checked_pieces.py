@@ -60,6 +60,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
     stop = pieces.column + pieces.length
+    named = len(layout.segment_names)  # a named segment, such as a response of a pair, may have no tokens
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
@@ -75,7 +76,8 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
         "is not in the file": ~has_shard | (pieces.start < 0) | after_end,
         "does not begin where the piece before it ends": pieces.column != stop_before,
         f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
-        "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),
+        "skips a segment": (segment < np.maximum(1, segment_before))
+        | (segment > np.maximum(named, segment_before + 1)),
         "has a negative position": position < 0,
         unknown_document: document >= num_documents,
     }
