@@ -17,12 +17,12 @@ import grain_sft
 from grain_sft import Host, NpyDataSource, PackedLayout
 from grain_sft.cli.main import main
 from grain_sft.errors import LayoutError, SamplerError
-from grain_sft.layout import Layout
+from grain_sft.layout import Layout, PackingAlgorithm
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 from grain_sft.sampling import ORDERS
 
 PLUGIN = Path(__file__).parent / "plugin"
-LENGTH = 32
+LENGTH, PAIR = 32, np.arange(2)
 CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
 MASKED = {"tokens": {"high": [*range(950, 1000)], "low": [3]}, "share": 0.5}
 
@@ -87,8 +87,7 @@ def test_a_change_of_an_option_or_a_transform_changes_the_receipt(tmp_path):
 
 
 def corpus_of(folder: Path) -> grain_sft.Corpus:
-    stated = config(folder)["corpus"]
-    return grain_sft.open_corpus(stated["path"], format=stated["format"])
+    return grain_sft.open_corpus(folder / "articles", format=config(folder)["corpus"]["format"])
 
 
 WRONG_PIECES = [
@@ -99,6 +98,8 @@ WRONG_PIECES = [
     ({"length": LENGTH - 1}, "rows with padding need the columns `segment` and `position`"),
     ({"segment": 0, "position": 0}, "skips a segment"),
     ({"row": 3}, "is of another row"),
+    ({"segment": 1}, "only one of the columns `segment` and `position`"),
+    ({"row": 0 * PAIR, "column": PAIR, "length": 1, "segment": 1, "position": 0}, "does not continue the positions of"),
     ({"start": 1.5}, "Expected int64 columns of one length"),
     ({"start": np.zeros((2, 1), np.int64)}, "columns of shapes"),
     ({"start": np.zeros(1, np.int64)}, "Expected int64 columns of one length"),
@@ -164,7 +165,10 @@ WRONG_ROWS = [
     (lambda rows: rows._replace(length=rows.length * 1.0), "Expected int64 columns"),
     (lambda rows: None, "Expected int64 columns"),
     (lambda rows: rows._replace(document=rows.document[:1], offset=rows.offset[:1]), "columns of the shapes"),
-    (lambda rows: rows._replace(ends=rows.ends[:0]), "pieces after the last row"),
+    (lambda rows: rows._replace(ends=rows.ends[:0]), "`ends` up to 0, but 150 as the number of pieces"),
+    (lambda rows: rows._replace(ends=rows.ends[::-1] + 1), "`ends` up to .*, but 150 as the number of pieces"),
+    (lambda rows: rows._replace(length=rows.document * 0 + 1, ends=np.arange(5, 155, 5)), "than max_segments=3"),
+    (lambda rows: rows, "a last batch of fewer than 1000 rows"),
 ]
 
 
@@ -173,18 +177,18 @@ def test_wrong_rows_of_a_packing_algorithm_are_refused(tmp_path, monkeypatch, ch
     from grain_sft_example import packing
 
     pack = packing.next_fit
-    monkeypatch.setattr(packing, "next_fit", lambda *arguments: change(pack(*arguments)))
+    monkeypatch.setattr(packing, "next_fit", PackingAlgorithm(lambda *each: change(pack(*each)), whole_batches=True))
+    options = {"algorithm": LAYOUTS["packing"]["algorithm"], "max_segments": 3, "batch_rows": 1000}
     with pytest.raises(LayoutError, match=rf"next_fit: .*{message}"):
-        PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="grain_sft_example.packing:next_fit", cache_dir=tmp_path)
+        PackedLayout(corpus_of(tmp_path), LENGTH, **options, cache_dir=tmp_path)
 
 
 def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    pack = "import dataclasses, grain_sft_example.packing as own\ndef pack(lengths, options):\n "
-    pack += "return own.next_fit(lengths, {})"
+    pack = "def pack(*args):\n import dataclasses, grain_sft_example.packing as own\n return own.next_fit(args[0], {})"
     counts = []
     # the second edit raises SystemExit on import
-    for number, options in enumerate(("options", "dataclasses.replace(options, max_segments=1)", "0)\nexit(")):
+    for number, options in enumerate(("args[1]", "dataclasses.replace(args[1], max_segments=1)", "0)\nexit(")):
         (tmp_path / "edited.py").write_text(pack.format(options) + " " * number)
         importlib.invalidate_caches()
         sys.modules.pop("edited", None)
@@ -260,9 +264,7 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
     change, base, noun = BROKEN[section]
     name = f"grain_sft_example.broken:{entry}{base if entry == 'Raising' else ''}"
     stated = config(tmp_path)
-    changes = change(name)
-    if section == "corpus":
-        changes = {"corpus": stated["corpus"] | changes["corpus"]}
+    changes = {key: stated[key] | each if key == "corpus" else each for key, each in change(name).items()}
     path = write_config(tmp_path / "config.json", stated | changes)
     assert main(["receipt", str(path)]) == 1
     message = capsys.readouterr().err

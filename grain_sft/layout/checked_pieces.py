@@ -47,6 +47,8 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
             where = f"row {rows[row]}" if 0 <= row < len(rows) else f"index {row} of {len(rows)} rows"
             piece = f"a piece of {length} tokens at column {column}, from token {start} of shard {shard} on"
             raise LayoutError(f"{method}: {where}: {piece}, {fault}. Fix the layout.")
+    if (pieces.segment is None) != (pieces.position is None):
+        raise LayoutError(f"{method}: only one of the columns `segment` and `position`. Return both, or None for both.")
     if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
         raise LayoutError(f"{method}: rows with padding need the columns `segment` and `position`. Return both.")
     if pieces.document is None and layout.follows_documents:
@@ -64,6 +66,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
+    moved = (segment == segment_before) & (position != np.roll(position + pieces.length, 1))
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))
     after_end = pieces.start + pieces.length > num_tokens[np.where(has_shard, shard, 0)]
@@ -79,5 +82,6 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
         "skips a segment": (segment < np.maximum(1, segment_before))
         | (segment > np.maximum(named, segment_before + 1)),
         "has a negative position": position < 0,
+        "does not continue the positions of its segment": moved,
         unknown_document: document >= num_documents,
     }

@@ -191,7 +191,7 @@ class Layout(FromPieces):
         Raises:
           RowIndexError: `row` is not an integer in [0, len(layout)).
         """
-        number = operator.index(row) if hasattr(row, "__index__") else -1
+        number = operator.index(row) if hasattr(row, "__index__") and not np.ndim(row) else -1
         if not 0 <= number < len(self):
             raise RowIndexError(f"row {row!r} of {self!r}: expected 0 to {len(self) - 1}.")
         pieces = self.pieces(np.array([number], np.int64))

@@ -113,8 +113,10 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"its {name} is missing or not a {dtype} array [n]")
     start, length, document, ends, counts, _ = (arrays[name] for name in _DTYPES)
-    if not len(start) == len(length) == len(document) or len(counts) != len(COUNTS):
+    if not len(start) == len(length) == len(document):
         raise ValueError("its columns are of different lengths")
+    if len(counts) != len(COUNTS):
+        raise ValueError(f"it has {len(counts)} counts; expected {len(COUNTS)}")
     pieces = np.diff(ends, prepend=0)
     if (pieces < 1).any():
         row = int((pieces < 1).argmax())

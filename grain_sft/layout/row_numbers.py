@@ -46,6 +46,6 @@ def checked_record(index: int, layout: Sized) -> int:
     Raises:
       RowIndexError: `index` is -1, but not a `FillKey`. The caller may mean the last row.
     """
-    if index == FILL_ROW and not isinstance(index, FillKey):
+    if not isinstance(index, FillKey | np.ndarray) and index == FILL_ROW:  # `checked_rows` refuses an array
         raise RowIndexError(f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Don't count from the end.")
     return index

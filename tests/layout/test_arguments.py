@@ -61,7 +61,7 @@ def test_a_path_instead_of_a_corpus_is_an_error(layout):
         layout("corpus", 512)
 
 
-@pytest.mark.parametrize("name", ["surplus", "eod_mask_loss", "reset_position_ids", "index_dir"])
+@pytest.mark.parametrize("name", ["surplus", "eod_mask_loss", "reset_position_ids", "index_dir", "document_split"])
 def test_an_option_of_a_wrong_type_is_an_error(corpus, name):
     with pytest.raises(WrongTypeError, match=rf"{name} is 1j .*; expected "):
         MegatronGptLayout(corpus, 5, **{name: 1j})

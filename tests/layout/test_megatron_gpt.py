@@ -166,6 +166,7 @@ WRONG = {
     "no part": (BLEND, NPY | SPLIT | {"document_subset": "test"}, "'9,1' has nothing for document_subset='test'"),
     "empty split": (BLEND, NPY | {"document_split": "1,999"}, "0 documents of a data set have no tokens. Give more"),
     "endless surplus": (BLEND, {"surplus": 1e300}, "surplus=1e.300: expected a number from 0 to 1000"),
+    "EOD": (BLEND, MASK | {"eod_token_id": 2**40}, "eod_token_id=1099511627776: expected at most"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, because numpy's RandomState uses it"),
 }
 
@@ -188,8 +189,9 @@ def test_runs_with_resets_pass_verify_and_have_the_figures_of_trace_and_inspect(
     assert trace(pipeline, range(3), host=Host(0, 1)).trainable.sum() == taken
     for view in view_rows(pipeline, 2):
         assert not view.notes
-        sizes = [piece.stop - piece.start for piece in view.pieces]
-        of_segments = np.bincount([piece.segment for piece in view.pieces], sizes)
+        of_segments = np.bincount(
+            [each.segment for each in view.pieces], [each.stop - each.start for each in view.pieces]
+        )
         assert of_segments.sum() in (LENGTH, LENGTH + 1)
         found = np.bincount(view.segments)
         assert found[:-1].tolist() == of_segments[: len(found) - 1].tolist()

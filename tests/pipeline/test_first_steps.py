@@ -25,7 +25,7 @@ CASES = {  # loss of each document, changes of the config, and the reason
     "truncated": (
         np.arange(90) >= 70,
         {"layout": {**PADDED, "keep": "first"}},
-        "longer than sequence_length=64, and only tokens that are not in these rows take loss",
+        "longer than a row of 64 tokens, and only tokens that are not in these rows take loss",
     ),
     "too short": (np.ones(1), {"layout": {**PADDED, "min_tokens": 1}}, "The longest document here has 1 token:"),
     "first token only": (np.arange(20) == 0, {}, "only the first token of a document takes loss"),

@@ -81,6 +81,7 @@ PLAN_FAULTS = {
     "a column of another type": (lambda arrays: arrays.update(start=arrays["start"] + 0.0), "start is missing or not"),
     "a column that is missing": (lambda arrays: arrays.pop("document"), "its document is missing or not"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
+    "a count that is missing": (lambda arrays: arrays.update(counts=arrays["counts"][1:]), "it has 4 counts; expected"),
 }
 """Changes of a plan's arrays, each with a pattern of the fault that `verify` then reports."""
 

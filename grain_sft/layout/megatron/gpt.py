@@ -106,7 +106,7 @@ class MegatronGptLayout(Layout):
             num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
         check_type("surplus", surplus, numbers.Real, "a number from 0 to 1000")
         if eod_token_id is not None:
-            eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError)
+            eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError, int(np.iinfo(corpus.dtype).max))
         check_type("drop_last_partial_sequence", drop_last_partial_sequence, bool, "True or False")
         check_type("eod_mask_loss", eod_mask_loss, bool, "True or False")
         for name, value in {
@@ -115,6 +115,7 @@ class MegatronGptLayout(Layout):
             "reset_position_ids": reset_position_ids,
         }.items():
             check_type(name, value, bool | None, "True, False or None")
+        check_type("document_split", document_split, str | None, "shares, such as '99,1', or None")
         check_type("index_dir", index_dir, str | os.PathLike | None, "a path or None")
         traits, length = VARIANTS[variant], as_sequence_length(sequence_length)
         extra = traits.extra if add_extra_token_to_sequence is None else add_extra_token_to_sequence

@@ -42,40 +42,42 @@ class PackedRows(NamedTuple):
     ends: Int64[np.ndarray, " rows"]
 
     @classmethod
-    def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
+    def checked(cls, columns: Any, lengths: Ints, options: PackingOptions, batch_rows: int = 1) -> PackedRows:
         """Check `columns`, which an algorithm returned for `lengths`, and return them as int64 `PackedRows`.
 
         Raises:
-          LayoutError: A row is wrong, or a token is in two rows.
+          LayoutError: A row is wrong, a token is in two rows, or the number of rows is not a multiple of `batch_rows`.
         """
         try:
             rows = cls._make(np.asarray(column).astype("i8", casting="safe") for column in columns)
             shapes = [column.shape for column in rows]
             if len(set(shapes[:3])) > 1 or any(len(shape) != 1 for shape in shapes):
                 raise ValueError(f"columns of the shapes {shapes}")
-            faults = rows._faults(lengths, options.sequence_length)
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError) as error:
             raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
-        for fault, wrong in faults.items():
+        for fault, wrong in rows._faults(lengths, options, batch_rows).items():
             if wrong.any():
                 raise LayoutError(f"algorithm {options.algorithm}: its rows have {fault}. Fix the algorithm.")
         return rows
 
-    def _faults(self, lengths: Ints, sequence_length: int) -> dict[str, npt.NDArray[np.bool_]]:
+    def _faults(self, lengths: Ints, options: PackingOptions, batch_rows: int) -> dict[str, npt.NDArray[np.bool_]]:
         """Return {text of a fault: mask of the pieces or rows that have it}."""
         document, offset, length, ends = self
         counts, stop = np.diff(ends, prepend=0), offset + length
         order = np.lexsort((offset, document))  # pieces of one document become neighbors
         before, after = order[:-1], order[1:]
-        row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 gives an empty last row a value
+        totals = np.append(0, length.cumsum()).take(ends, mode="clip")  # "clip", because `ends` may be wrong
+        last, most, capacity = ends[-1] if len(ends) else 0, options.max_segments, options.sequence_length
         return {
-            "pieces after the last row": np.array((ends[-1] if len(ends) else 0) != len(length)),
+            f"`ends` up to {last}, but {len(length)} as the number of pieces": np.array(last != len(length)),
             "a document that does not exist": (document < 0) | (document >= len(lengths)),
             "a piece without tokens": length < 1,
             "tokens past the end of a document": (offset < 0) | (stop > lengths.take(document, mode="clip")),
             "a token twice": (document[before] == document[after]) & (stop[before] > offset[after]),
             "a row without pieces": counts < 1,
-            f"a row of more than {sequence_length} tokens": row_lengths > sequence_length,
+            f"a row of more than {capacity} tokens": np.diff(totals, prepend=0) > capacity,
+            f"a row of more documents than max_segments={most}": counts > (len(length) if most is None else most),
+            f"a last batch of fewer than {batch_rows} rows": np.array(len(ends) % batch_rows != 0),
         }
 
 
@@ -157,7 +159,7 @@ class PackingAlgorithm:
         expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."
         with entry_errors(LayoutError, f"algorithm {options.algorithm}", expected):
             rows = self.pack(lengths, options)
-        return PackedRows.checked(rows, lengths, options)
+        return PackedRows.checked(rows, lengths, options, options.batch_rows if self.whole_batches else 1)
 
 
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
