@@ -62,11 +62,11 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
     stop = pieces.column + pieces.length
-    named = len(layout.segment_names)  # a named segment, such as a response of a pair, may have no tokens
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
     moved = (segment == segment_before) & (position != np.roll(position + pieces.length, 1))
+    highest = np.maximum(segment_before + 1, len(layout.segment_names))  # named segments may have no tokens
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))
     after_end = pieces.start + pieces.length > num_tokens[np.where(has_shard, shard, 0)]
@@ -79,8 +79,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
         "is not in the file": ~has_shard | (pieces.start < 0) | after_end,
         "does not begin where the piece before it ends": pieces.column != stop_before,
         f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
-        "skips a segment": (segment < np.maximum(1, segment_before))
-        | (segment > np.maximum(named, segment_before + 1)),
+        "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > highest),
         "has a negative position": position < 0,
         "does not continue the positions of its segment": moved,
         unknown_document: document >= num_documents,

@@ -1,6 +1,8 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
+import glob
 import itertools
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,12 +11,13 @@ import numpy.typing as npt
 from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import find_tokenizer, tokenizer_of
-from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
+from grain_sft.storage import Count, FileStamp, describe, file_stamp, files, in_threads
 from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
 _NEARLY_ALL = 0.95  # if this share of documents ends with the same token, this token is the template's own end token
+_SPLITS = dict[str, dict[str, Count]]  # type of the counts of each split in prepare.json
 _ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads
 
 
@@ -69,8 +72,10 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # prepare.json has the counts of one whole corpus, not of a single token file or several corpora
-        if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
+        # prepare.json has the counts of all files of a split, whose names differ only in numbers
+        home = files.parent(manifest_path or path)
+        pattern = glob.escape(home) + re.sub(r"\d+", "*", path.removeprefix(home))
+        if manifest is not None and files.glob(pattern) != sorted(shard.path for shard in corpus.shards):
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
         if number is not None and vocab_size is not None and number >= vocab_size:
@@ -155,7 +160,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     nonempty = np.flatnonzero(length > 0)
     _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
     trainable = int(scanned.trainable.sum())
-    _check_statistics(report, corpus, manifest, trainable)
+    _check_statistics(report, corpus, manifest, None if corpus.ignores_loss else trainable)
     duplicates = content.find_duplicates(scanned.hash, length)
     without_loss = nonempty[scanned.trainable[nonempty] == 0]
     report.figures |= {"trainable_tokens": trainable, "duplicate_documents": duplicates.documents}
@@ -195,8 +200,8 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
     In two cases, documents that do not end with EOS are only noted. If they are at most half of `numbers`, they may have
-    been cut. If boundary files state the ends of documents, and nearly all end with the same token, this token may be the end
-    token of a template.
+    been cut. If boundary files state the ends of documents, and nearly all that `prepare` did not cut end with the same token,
+    this token may be the end token of a template.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos
@@ -211,12 +216,20 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 <= len(numbers):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
-    elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):
+    elif boundaries is not None and counts.max() >= (_NEARLY_ALL - _share_cut(corpus)) * len(last):
         sentence = f"{counts.max():,} {checked} end with the token {last_tokens[counts.argmax()]}, not with EOS ({eos})"
         report.note("boundaries", path, f"{sentence}. OLMo-core splits files at EOS: it would not find these ends.")
     else:
         reason = f"ends with {last[ends_wrong][0]}. The boundaries belong to other tokens, or eos_token_id is wrong."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
+
+
+def _share_cut(corpus: Corpus) -> float:
+    """Return the share of documents that `prepare` cut, from prepare.json; 0 without this file."""
+    path = prepare_manifest(corpus.shards[0].path)
+    splits: dict[str, dict[str, int]] = {} if path is None else Json.load(path).get("splits", _SPLITS) or {}
+    cut, documents = (sum(split.get(name, 0) for split in splits.values()) for name in ("truncated", "documents"))
+    return cut / max(1, documents)
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
@@ -227,8 +240,8 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
     if trainable is not None:
         counts["trainable_tokens"] = trainable
     with report.errors("statistics", manifest.path):
-        splits = manifest.object("splits")
-        stated = [{name: splits.object(split).count(name) for name in counts} for split in splits.data]
+        splits = manifest.get("splits", _SPLITS) or {}
+        stated = [{name: split.get(name) for name in counts} for split in splits.values()]
         # a count that prepare.json does not state is None, and fits
         fits = [all(split[name] in (None, count) for name, count in counts.items()) for split in stated]
         if stated and not any(fits):

@@ -82,8 +82,11 @@ def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_do
     corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
     assert_finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
     pairs = [(2 * number, 2) for number in range(100)]
-    corpus = write_train(tmp_path / "ended", [5, 7] * 95 + [5, 8] * 5, np.ones(200), pairs)
-    assert "95 of 100 documents checked end with the token 7" in str(check(corpus).findings)
+    for ended, cut in ((95, 0), (60, 35)):
+        corpus = write_train(tmp_path / str(ended), [5, 7] * ended + [5, 8] * (100 - ended), np.ones(200), pairs)
+        (corpus / "prepare.json").write_text(json.dumps({"splits": {"train": {"documents": 100, "truncated": cut}}}))
+        report = assert_finds(corpus, [])
+        assert f"{ended} of 100 documents checked end with the token 7" in str(report.findings)
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
@@ -123,6 +126,7 @@ def test_wrong_statistics_and_source_numbers_without_an_input_are_found(tmp_path
     (root / "prepare.json").write_text(json.dumps(manifest))
     assert verify(root).sound
     assert_finds(root, [("statistics", "prepare.json", "")], "7 trainable_tokens")
+    assert verify(root, full=True, options={"use_loss_mask": False}).sound
     manifest["splits"]["train"].pop("trainable_tokens")
     manifest["inputs"].pop()
     (root / "prepare.json").write_text(json.dumps(manifest))
@@ -143,7 +147,7 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
     own = {"splits": {"train": {"documents": 300, "tokens": sum(len(each) for each, _ in documents(300))}}}
     (root / "prepare.json").write_text(json.dumps(own))
     write_olmo(tmp_path / "second", documents(20))
-    for where in (root, tmp_path, root / "token_ids_part_0000.npy"):
+    for where in (root, tmp_path, root / "token_ids_part_0000.npy", root / "token_ids_part_000[01].npy"):
         assert_finds(where, [])
     own["splits"]["train"]["documents"] = 299
     (root / "prepare.json").write_text(json.dumps(own))
