@@ -67,8 +67,8 @@ class LocalFile:
         if self._map is not None:
             return
         try:
-            self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        except (OSError, ValueError):  # ValueError: the file has been cut to 0 bytes
+            self._map = mmap.mmap(self.fd, self.shard.size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError):  # ValueError: the file has been cut
             return
         with contextlib.suppress(OSError):  # without MADV_RANDOM, the system reads megabytes ahead for each page
             self._map.madvise(mmap.MADV_RANDOM)

@@ -1,7 +1,7 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
-If a file was truncated since it was mapped, a direct access to its map kills the process (SIGBUS). So the kernel reads the
-maps: `pwritev(2)` writes all pieces to a file in memory (`memfd_create`). For a truncated file, it writes fewer bytes.
+If a mapped file was cut, a direct access kills the process (SIGBUS). So the kernel reads the maps: `pwritev(2)` writes all
+pieces to a file in memory (`memfd_create`). It fails at a lost page. The rest of the last page is 0, so callers check the size.
 
   maps of the token files  -- pwritev -->  in-memory file  -- copy of its map -->  output
 """
@@ -58,7 +58,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. A copy fails if a mapped file was truncated, or if memory or file descriptors run out.
+      Whether all pieces were copied. A copy fails if a mapped file lacks a page, or if memory or file descriptors run out.
     """
     try:
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
