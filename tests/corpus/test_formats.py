@@ -187,11 +187,7 @@ def test_the_statistics_state_which_parts_begin_within_a_document(tmp_path):
 
 
 def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):
-    for name, expected in (
-        ("token_ids_part_0001.npy", "but part"),
-        ("labels_mask_part_0000.npy", "but part"),
-        ("token_ids_part_0001.csv.gz", "but other parts"),
-    ):
+    for name, expected in (("token_ids_part_0001.npy", "but part"), ("token_ids_part_0001.csv.gz", "but other parts")):
         folder = write_olmo(tmp_path / f"without {name.replace('.', ' ')}", documents())
         (folder / name).unlink()
         assert f"lacks {name}, {expected}" in error_of(folder) == error_of([folder])  # also, both messages are equal

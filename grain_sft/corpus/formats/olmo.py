@@ -44,7 +44,7 @@ class Olmo(Format):
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        _check_whole(found, listing.names(found), options)
+        _check_whole(found, listing.names(found))
         return self.split(found, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -144,16 +144,13 @@ def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
     return CorpusMetadata(**metadata)
 
 
-def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
-    """Refuse a folder that lacks a part, or a sidecar file that other parts have."""
+def _check_whole(folder: str, names: frozenset[str]) -> None:
+    """Refuse a folder that lacks a token file, or boundaries that other parts have. `scan_corpus` refuses a missing mask."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
-    needs_masks = masks and options.masks is None and options.use_loss_mask is not False
-    needed = {"token_ids": tokens, "labels_mask": masks} if needs_masks else {"token_ids": tokens}
     for number in range(last + 1):
-        for stem, parts in needed.items():
-            if number not in parts:
-                raise CorpusError(f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy it.")
+        if number not in tokens:
+            raise CorpusError(f"{folder}: lacks token_ids_part_{number:04d}.npy, but part {last} exists. Copy it.")
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):
