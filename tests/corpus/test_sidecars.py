@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import logging
+import os
 import shutil
 
 import numpy as np
@@ -196,5 +197,6 @@ def test_a_list_and_a_directory_of_corpora_open_as_their_training_splits(tmp_pat
         shutil.rmtree(tmp_path / "b" / "train")
         left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
         assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=sft.EOS).shards] == left
-        (tmp_path / "b" / "prepare.json").touch()
+        (tmp_path / "b" / "prepare.json").write_text("{}")
         assert "b: lacks its training split" in sft.error_of(tmp_path)
+        assert open_corpus(os.path.relpath(tmp_path / "b" / "val"), format="files").has_loss

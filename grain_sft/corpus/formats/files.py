@@ -207,7 +207,7 @@ def expand(path: str) -> list[str]:
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
-    for split in sorted({files.parent(file) for file in found} - {path.rstrip("/")}):
+    for split in sorted({files.parent(file) for file in found} - {files.absolute(path).rstrip("/")}):
         # `training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
         corpus = files.parent(split)
         if files.name_of(split) == "val" and files.exists(files.join(corpus, PREPARE)):
