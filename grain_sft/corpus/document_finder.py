@@ -46,10 +46,8 @@ class DocumentFinder:
 
     def _hash_and_find(self) -> list[str]:
         """Compute `_hashes` and `_pending` in one pass over the files. Return `_hashes`."""
-        if self._by_files:
-            self._pending, hashes = read_documents_of_files(self.corpus)
-        else:
-            self._pending, hashes = _scan(self.corpus, self._bos)
+        found = read_documents_of_files(self.corpus) if self._by_files else _scan(self.corpus, self._bos)
+        self._pending, hashes = found
         return hashes
 
     @functools.cached_property

@@ -23,8 +23,7 @@ MAXTEXT_VERSION = "1"
 def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None, tokenizer: str | None) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
-        folder = os.path.dirname(corpus.shards[0].path)
-        raise CorpusError(f"{path}: can't index materialized rows. Open their folder, which is as fast: {folder}.")
+        raise CorpusError(f"{path}: can't index materialized rows. Open {os.path.dirname(corpus.shards[0].path)}.")
     check_choice("format", format, ("grain_sft", "maxtext"), CorpusError)
     files.check_inputs_stay(path, (file.path for file in corpus.files()))
     data = _own_json(corpus, path) if format == "grain_sft" else _maxtext_json(corpus, sequence_length, tokenizer)
@@ -107,4 +106,9 @@ def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entrie
     fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
     for entry in entries:
         fields += [str(entry["path"]), str(entry["n_tokens"])]
-    return "sha256:" + hashlib.sha256("".join(f"{field}\0" for field in fields).encode()).hexdigest()
+    text = "".join(f"{field}\0" for field in fields)
+    try:
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        name = text[: error.end].rpartition("\0")[2]  # up to the byte that is not UTF-8
+        raise CorpusError(f"{name!a}: is not UTF-8, so MaxText can't hash the name. Rename it.") from error

@@ -53,9 +53,11 @@ class MixtureCorpus(Corpus):
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 
-    def read(self, start: int, stop: int) -> NoReturn:
-        """Raise CorpusError: the files of a mixture may have several dtypes."""
-        raise CorpusError("a mixture has no tokens of its own. Read a part: corpus.parts[0].read(start, stop).")
+    def read(self, *args: Any, **options: Any) -> NoReturn:
+        """Raise CorpusError, as `save` does: the files of a mixture may have several dtypes."""
+        raise CorpusError("a mixture has no tokens and no index of its own. Use each part, such as corpus.parts[0].")
+
+    save = read
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -58,10 +58,10 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
 
 
 def test_an_index_lists_a_file_whose_name_is_not_utf8(folder):
-    path = os.fsdecode(os.fsencode(folder) + b"/\xff.npy")
-    shutil.copy(folder / "b.npy", path)
-    open_corpus(path).save(folder / "index.json")
-    assert open_corpus(folder / "index.json") == open_corpus(path)
+    path = os.fsdecode(os.fsencode(folder) + b'/"\xff.npy')
+    corpus = open_corpus(shutil.copy(folder / "b.npy", path), tokenizer=path)
+    corpus.save(folder / "index.json")
+    assert open_corpus(folder / "index.json") == corpus
 
 
 def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_remapped(folder, tmp_path, monkeypatch):
@@ -183,8 +183,7 @@ def test_maxtexts_index_opens_as_the_corpus_of_its_files(listed, remapped):
     expected = [(str(listed / name), name[0], count) for name, count in COUNTS.items()]
     assert [(shard.path, shard.label, shard.num_tokens) for shard in corpus.shards] == expected
     assert (corpus.dtype, corpus.tokenizer, corpus.eos_token_id) == (np.uint32, TOKENIZER, 1999)
-    assert corpus.num_documents == 1
-    assert corpus.fingerprint == open_corpus(listed, eos_token_id=1999).fingerprint
+    assert corpus.num_documents == 1 and corpus.fingerprint == open_corpus(listed, eos_token_id=1999).fingerprint
     layout = WindowLayout(corpus, 128)
     assert len(layout) == 12
     np.testing.assert_array_equal(NpyDataSource(layout)[8]["tokens"], np.arange(128) + 515)
@@ -208,11 +207,10 @@ def test_an_index_for_maxtext_needs_a_sequence_length_and_warns_of_headers(tmp_p
     """MaxText reads the header of a .npy file as tokens."""
     np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
     save = functools.partial(open_corpus(tmp_path).save, tmp_path / "index.json", format="maxtext")
-    for length in (None, 0, -1):
-        with pytest.raises(GrainSftError, match="sequence_length"):
-            save(sequence_length=length)
-    with pytest.raises(GrainSftError, match=r"tokenizer is 3 \(int\); expected a name"):
-        save(sequence_length=9, tokenizer=3)
+    names = [(9, 3, r"tokenizer is 3 \(int\); expected a name"), (9, "\udcff", "is not UTF-8, so MaxText")]
+    for length, tokenizer, expected in [*((each, None, "sequence_length") for each in (None, 0, -1)), *names]:
+        with pytest.raises(GrainSftError, match=expected):
+            save(sequence_length=length, tokenizer=tokenizer)
     assert not (tmp_path / "index.json").exists()
     with caplog.at_level(logging.WARNING, "absl"):
         save(sequence_length=128)

@@ -248,10 +248,9 @@ def test_samplers_sources_and_keys_that_do_not_belong_together_are_refused(folde
     Pipeline(source, MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=8))
     with pytest.raises(PipelineError, match="the sampler is for these sources"):
         Pipeline(source, MixtureSampler(Mixture({"b": (1, rows), "a": (1, rows)}), global_batch_size=8))
-    with pytest.raises(GrainSftError, match="one for each of a, b"):
-        Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, {"a": 1}),))
-    with pytest.raises(GrainSftError, match=r"at step 5 is 3 .*expected weights by name"):
-        Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, 3),))
+    for weights, expected in (({"a": 1}, "one for each of a, b"), (3, r"at step 5 is 3 .*expected weights by name")):
+        with pytest.raises(GrainSftError, match=expected):
+            Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, weights),))
     with pytest.raises(IndexError):
         source.read([80])
     assert len(MixtureSource({"outer": source, "c": web}).read([119])["tokens"]) == 1  # a source may be a mixture
@@ -291,7 +290,8 @@ def test_a_mixture_of_sources_of_two_tokenizers_is_refused(folder):
         sources = [NpyDataSource(WindowLayout(each, LENGTH)) for each in corpora]
         return MixtureSource({str(number): source for number, source in enumerate(sources)})
 
-    mixture(corpus, made_with["a"], made_with["a"])
+    with pytest.raises(CorpusError, match="no index of its own"):
+        mixture(corpus, made_with["a"], made_with["a"]).layout.corpus.save(folder / "index.json")
     with pytest.raises(CorpusError, match="Prepare one of them again") as error:
         mixture(made_with["a"], corpus, made_with["b"])
     assert "a" * 64 in str(error.value) and "b" * 64 in str(error.value)

@@ -28,7 +28,7 @@ LABEL_MASKS = "label_masks"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
-_PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')
+_PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f]|\\.)*"')
 _FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with a name that ends so is not listed
 
 
@@ -82,6 +82,9 @@ class DirectoryListing:
     def read_json(self, folder: str, name: str) -> "Json":
         """Return the JSON object in the file `name` in `folder`. If there is no such file, return {} with the path ""."""
         path = self.find(folder, name)
+        head = files.read_range(path, 0, 1 << 20) if path and name == SPLIT else b""
+        if head and SPLIT_FORMAT.encode() not in head:
+            path = ""  # another tool wrote a file of this name, such as JSONL
         return Json.load(path) if path else Json("", {})
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
@@ -172,7 +175,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
     """Return the metadata in the first of `folders` that has a corpus.json or a prepare.json."""
     for folder in folders:
         data = listing.read_json(folder, SPLIT)
-        if data.get("format") == SPLIT_FORMAT:  # another tool may write a file of this name
+        if data.get("format") == SPLIT_FORMAT:
             return parse_metadata(data)
         if path := listing.find(folder, PREPARE):
             return _parse_prepare(Json.load(path))
