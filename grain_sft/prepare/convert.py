@@ -81,7 +81,7 @@ def convert(
         plan = documents.plan(target.stage, request, description)
         with target.discarded_if_refused():
             tasks = writer.tasks_of(plan)
-        reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
+            reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
 
     return target.produce(identity, make, overwrite=overwrite)

@@ -179,6 +179,7 @@ class Target:
         """Rename a local `stage` to the output, and remove the unfinished work."""
         if not self.remote:
             replaced = files.join(self.work, "replaced")
+            self.finished({"key": ""}, overwrite=True)  # raises an error if another program put files there meanwhile
             try:
                 if os.path.isdir(self.output) and os.listdir(self.output):
                     shutil.rmtree(replaced, ignore_errors=True)

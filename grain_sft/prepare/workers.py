@@ -87,12 +87,13 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
         _send(thread.process, b"%d" % group)
         line = thread.process.stdout.readline()
         if not line:
-            unit, status = job.groups[group][0], thread.process.wait()
-            path = job.inputs[unit.input].path
+            units, status = job.groups[group], thread.process.wait()
+            begin = f"{job.inputs[units[0].input].path}:{units[0].first}"
+            end = f"{job.inputs[units[-1].input].path}:{units[-1].first + units[-1].records - 1}"
             hint = "Its own error is on stderr. Fix the cause, then start again to continue from there."
             if status < 0:  # ended by a signal
                 hint = "Out of memory? Start again to continue from there, with fewer --workers."
-            raise PrepareError(f"a worker process ended ({status}) at {path}, line {unit.first} or after it. {hint}")
+            raise PrepareError(f"a worker process ended ({status}) in the records {begin} to {end}. {hint}")
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
         return group

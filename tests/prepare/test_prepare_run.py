@@ -24,17 +24,17 @@ from grain_sft.prepare.render import Renderer
 
 
 def test_a_killed_worker_is_an_error_and_the_next_run_continues(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
-    request, send, processes = place.request(), workers._send, set()
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 2 * place.chats[7].stat().st_size)  # two files
+    request, send, processes = place.request(inputs=[place.folder / "in"]), workers._send, set()
 
-    def kill_before_group_5(process, line):
+    def kill_before_group_2(process, line):
         processes.add(process)
-        if line == b"5":
+        if line == b"2":
             process.kill()
         send(process, line)
 
-    monkeypatch.setattr(workers, "_send", kill_before_group_5)
-    expected = r"a worker process ended \(-9\) at .*5\.jsonl, line 1 or after it\. .*Start again"
+    monkeypatch.setattr(workers, "_send", kill_before_group_2)
+    expected = r"a worker process ended \(-9\) in the records .*4\.jsonl:1 to .*5\.jsonl:65\. .*Start again"
     with pytest.raises(PrepareError, match=expected):
         place.prepare(request, workers=2)
     assert not place.out.exists() and None not in [process.poll() for process in processes]
@@ -179,14 +179,16 @@ def test_a_damaged_manifest_is_named(place: Place) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) -> None:
+    thesis, request = place.out / "thesis.txt", place.request()
     place.out.mkdir()
-    (place.out / "thesis.txt").write_text("years of work")
-    place.prepare(place.request(), "made")
+    with pytest.raises(PrepareError, match=r"is not empty, and holds no prepare\.json"):
+        place.prepare(request, progress=lambda what, *_: what == "Writing" and thesis.write_text("years of work"))
+    place.prepare(request, "made")
     before = stamps(place.folder)
     converting = ["convert", str(place.folder / "made"), "--format", "olmo", "-o", str(place.out)]
-    for command in (place.command(place.request()), converting):
+    for command in (place.command(request), converting):
         assert f"{place.out}: is not empty, and holds no prepare.json" in place.fails([*command, *more])
-    assert stamps(place.folder) == before and (place.out / "thesis.txt").read_text() == "years of work"
+    assert stamps(place.folder) == before and thesis.read_text() == "years of work"
 
 
 def test_no_output_replaces_an_input(place: Place) -> None:

@@ -88,8 +88,7 @@ def test_a_split_without_its_manifest_is_converted_with_its_own_source_names(fol
 
 
 def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
-    shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
-    path = tmp_path / "train" / "corpus.json"
+    path = shutil.copytree(folder / "olmo" / "train", tmp_path / "train") / "corpus.json"
     metadata = json.loads(path.read_text())
     for change, expected in (
         ({"version": 2}, "version 2; expected 1"),
@@ -98,8 +97,9 @@ def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
     ):
         path.write_text(json.dumps({**metadata, **change}))
         assert expected in error_of(tmp_path / "train")
-    path.write_text('{"format": "of another tool"}')
-    assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == metadata["tokenizer_sha256"]
+    for of_another_tool in ('{"format": "of another tool"}', '{"text": "a"}\n{"text": "b"}\n', "[1]"):
+        path.write_text(of_another_tool)
+        assert grain_sft.open_corpus(tmp_path / "train").tokenizer_sha256 == metadata["tokenizer_sha256"]
 
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)

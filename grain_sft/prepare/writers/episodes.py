@@ -62,7 +62,7 @@ def write_shard(
     start = 0
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
-            tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
+            tokens.write(plan.stored(block, TOKEN_DTYPE).tobytes())
             mask_values, other_columns = columns(block)
             mask.write(mask_values.tobytes())
             starts = start + np.cumsum(block.lengths) - block.lengths

@@ -37,10 +37,7 @@ def write(plan: Plan, task: Task) -> None:
     dtype = np.dtype("uint16" if plan.tokenizer["vocab_size"] < _UINT16_VOCABULARY else "int32")
     with whole_files([index_path, tokens_path]) as (index, tokens):
         for block in plan.blocks(task):
-            if (highest := block.tokens.max(initial=0)) > np.iinfo(dtype).max:
-                problem = f"token id {highest}, but the tokenizer has {plan.tokenizer['vocab_size']} ids, so tokens are {dtype}"
-                raise PrepareError(f"{tokens_path}: {problem}. Give the tokenizer that made the tokens.")
-            tokens.write(block.tokens.astype(dtype).tobytes())
+            tokens.write(plan.stored(block, dtype).tobytes())
         sizes = plan.documents.lengths[plan.splits[task.split]]
         for part in megatron_index.encode(dtype, sizes):
             index.write(part)

@@ -50,7 +50,7 @@ def write(plan: Plan, task: Task) -> None:
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         first_weights = [np.empty(0, "<f4")]
         for block in plan.blocks(task):
-            writer.write_table(_table(arrow, schema, block))
+            writer.write_table(_table(arrow, schema, block._replace(tokens=plan.stored(block, np.int32))))
             first_weights.append(_first_weights(block))
         sidecar = np.concatenate(first_weights)
         if sidecar.any():
@@ -66,7 +66,7 @@ def _first_weights(block: Block) -> npt.NDArray[np.float32]:
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    lengths, tokens = block.lengths, block.tokens.astype(np.int32)
+    lengths, tokens = block.lengths, block.tokens
     ends = np.cumsum(lengths)
     starts = ends - lengths
     last_tokens = ends[lengths > 0] - 1

@@ -85,6 +85,13 @@ class Plan:
         """Yield the whole documents of a task in blocks, with the tokens that belong to other parts."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
+    def stored(self, block: Block, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return the tokens of a block as `dtype`. Raise a PrepareError if a token does not fit."""
+        if (highest := int(block.tokens.max(initial=0))) > np.iinfo(dtype).max:
+            problem = f"token id {highest} does not fit in the files, which store {np.dtype(dtype)}"
+            raise PrepareError(f"format {self.request.format}: {problem}. Give the tokenizer that made the tokens.")
+        return block.tokens.astype(dtype)
+
     def ends(self, split: str) -> npt.NDArray[np.int64]:
         """Return the ends of a split's documents, int64 [documents]: [3, 5] for documents of 3 and 2 tokens."""
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)

@@ -31,7 +31,7 @@ def write(plan: Plan, task: Task) -> None:
     with whole_files(paths) as (index, tokens, labels):
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
-            tokens.write(block.tokens.astype("<u2").tobytes())
+            tokens.write(plan.stored(block, "<u2").tobytes())
             labels.write(np.where(block.loss, block.tokens.astype("<i4"), IGNORED).astype("<i4").tobytes())
 
 
