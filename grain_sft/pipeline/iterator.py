@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from typing import Any
 
 import grain
@@ -66,10 +67,15 @@ class PipelineIterator(StepIterator[Element]):
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
-        if self._from_workers is not None:
-            # Wait until the workers have started. Until then, `workers` hides `__main__` from all new processes.
-            with self._from_workers.started:
-                pass
+        source = self._from_workers
+        # Wait until the workers have started. Until then, `workers` hides `__main__` from all new processes.
+        # `_stop` in another thread ends the wait, because the workers may never start then.
+        while source is not None and source is self._from_workers and not source.started:
+            time.sleep(0.01)
+
+    def _stop(self) -> None:
+        super()._stop()
+        self._from_workers = None
 
     def worker_pids(self) -> list[int] | None:
         source = self._from_workers

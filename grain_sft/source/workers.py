@@ -47,7 +47,7 @@ class InOrder:
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.
-      started: Lock that is held until the workers have started, or have failed to start.
+      started: Whether the workers have started, or have failed to start.
     """
 
     def __init__(self, dataset: Any, start: int) -> None:
@@ -56,8 +56,7 @@ class InOrder:
         self._closed = False
         self._dead_since = 0.0  # time at which `check` first found a dead worker; 0 if it found none
         self.iterator: Any = None
-        self.started = threading.Lock()
-        self.started.acquire()
+        self.started = False
 
     def next(self, step: int) -> Any:
         """Return the element of `step`. Callers pass consecutive steps from `start` on."""
@@ -70,7 +69,7 @@ class InOrder:
                 finally:
                     self.iterator = iterator  # also if a worker fails to start: `close` ends the others
             finally:
-                self.started.release()
+                self.started = True
             if self._closed:  # `close` was called during the start
                 self.close()
         return next(self.iterator)

@@ -163,14 +163,16 @@ def test_workers_end_when_their_iterator_is_closed_and_next_then_raises(write_to
     iterator = pipeline_of(layout).iter(worker_count=1)
     next(iterator)
     mine = set(multiprocessing.active_children()) - before
-    assert mine
     for _ in range(2):
         iterator.close()
     for process in mine:
         process.join(300)
-        assert not process.is_alive()
+    assert mine and not any(process.is_alive() for process in mine) and iterator.worker_pids() is None
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
+    other = pipeline_of(layout).iter(worker_count=1)
+    with mock.patch("grain_sft.pipeline.iterator.ReadAhead.advance", lambda *_: other.close()):
+        other.start_prefetch()  # returns, although no worker starts, because `close` was called meanwhile
 
 
 def test_threads_that_close_one_iterator_together_close_it_once(write_tokens):
