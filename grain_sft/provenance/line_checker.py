@@ -201,8 +201,7 @@ class LineChecker:
         position.is_known = event is not None and (event == due or not position.is_known)
         if event is None:
             return
-        if event != due:
-            position.go_to(event)
+        position.go_to(event)
         unknown = {"since_step"} if position.since is None else set()
         self._compare(fields, position.events.entry(event, position.since or 0), unknown)
         if event.action == COMPLETE:

@@ -23,7 +23,7 @@ class RunPosition:
 
     def __init__(self, pipeline: Run) -> None:
         self._end_step = pipeline.end_step
-        self._upcoming: Iterator[Event] = iter(())
+        self._upcoming: Iterator[Event] | None = None  # events of this version after `due`
         self.events = Events(pipeline)
         self.due: Event | None = None
         self.since: int | None = 0
@@ -31,12 +31,9 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Run) -> Self:
-        """Return this position in `pipeline`, another version of the run.
-
-        The caller has to call `continue_at` or `go_to` before `pass_event`.
-        """
+        """Return this position in `pipeline`, another version of the run."""
         position = copy.copy(self)
-        position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
+        position._end_step, position._upcoming, position.events = pipeline.end_step, None, Events(pipeline)
         return position
 
     def continue_at(self, step: int) -> None:
@@ -47,17 +44,20 @@ class RunPosition:
 
     def go_to(self, event: Event) -> None:
         """Make `event`, one of `events`, the next event."""
-        self._upcoming = self.events.following(event.step)
+        if self.due == event and self._upcoming is not None:
+            return
+        self._upcoming, self.due = self.events.following(event.step), None
         while self.due != event:
             self._advance()
 
     def pass_event(self, event: Event) -> None:
-        """Go from `event`, the next event, to the event after it."""
+        """Go from `event`, to which `go_to` went, to the event after it."""
         self.delivered = event.step
         self._advance()
 
     def _advance(self) -> None:
         """Go to the next event. From now on, the run may resume at the step of that event."""
+        assert self._upcoming is not None
         self.due = next(self._upcoming, None)
         due_step = self._end_step if self.due is None else self.due.step
         self.max_resume_step = max(self.max_resume_step, due_step)

@@ -58,12 +58,12 @@ def test_a_log_follows_the_stages_and_amendments_of_its_run(config, corpora, tmp
     for changes, steps in runs:
         whole = {**config, **changes}
         assert findings(tmp_path, run(whole, steps, tmp_path)) == [], steps
-    for wrong in (14, 19, 21):
-        assert findings(tmp_path, load({**whole, "stages": [{"steps": wrong}, *whole["stages"][1:]]}))
-    assert findings(tmp_path, load({**whole, "amendments": amendments[::-1]}))
+    wrong = ({**whole, "stages": [{"steps": steps}, *whole["stages"][1:]]} for steps in (14, 19, 21))
+    assert all(findings(tmp_path, load(each)) for each in (*wrong, {**whole, "amendments": amendments[::-1]}))
     log = tmp_path / "audit.jsonl"
-    log.write_text(log.read_text().replace('"stage": 3', '"stage": 4', 1))
-    assert findings(tmp_path, load(whole))
+    for count, words in ((1, ("resume", "none")), (2, ('"stage": 3', '"stage": 4'))):  # each change causes one finding
+        log.write_text(log.read_text().replace(*words, 1))
+        assert len(found := findings(tmp_path, load(whole))) == count, found
 
 
 @pytest.mark.parametrize("before", [[], [{"steps": 5}]])
