@@ -68,8 +68,9 @@ class Parser(argparse.ArgumentParser):
         add = (group or self).add_argument
         add("--format", default="auto", help=f"{', '.join(FORMATS)}, or package.module:Name")
         self.add_declared(open_corpus, _DECLARED, group)
-        add("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
-        add("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
+        one_of = (group or self).add_mutually_exclusive_group().add_argument
+        one_of("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
+        one_of("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
         remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
         add("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
         masks = "label masks, one for each token file in order; files or globs (default: those next to the token files)"
@@ -182,11 +183,11 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
     except ValueError:  # not numbers: -1 leads to the last error below
         begin = end = -1
     if end is None:
-        raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
+        raise RowIndexError(f"--steps {text!r}: the run never ends. Give the end too: A:B.")
     if not last and 0 <= end < begin:  # `text` is A:, so `end` is the end of the run
-        raise RowIndexError(f"--steps {text}: the run ends after step {end - 1}. Give A of at most {end}.")
+        raise RowIndexError(f"--steps {text!r}: the run ends after step {end - 1}. Give A of at most {end}.")
     if begin < 0 or end < begin:
-        raise RowIndexError(f"--steps {text}: expected A:B (steps A to B - 1), such as 5:8, or one step, such as 5.")
+        raise RowIndexError(f"--steps {text!r}: expected A:B (steps A to B - 1), such as 5:8, or one step, such as 5.")
     return range(begin, end)
 
 

@@ -124,7 +124,7 @@ def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path,
 
 def test_wrong_arguments_give_status_2_and_print_the_error_and_two_lines_of_usage(failure):
     wrong = ["", "demoo", "index", "index a --dtype int8", "index a --path-remap x", "index a --maxtext"]
-    wrong += ["bench --files 0", "bench --seconds x", "bench --seconds inf"]
+    wrong += ["index a --tokenizer b --tokenizer-name c", "bench --files 0", "bench --seconds x", "bench --seconds inf"]
     wrong += ["demo --steps 1", f"demo --steps {1 << 63}", "demo --seed -1"]
     for line in (*wrong, *(f"{command} --no-such-option" for command in COMMANDS)):
         arguments = line.split()

@@ -122,7 +122,7 @@ def test_a_question_that_cannot_be_answered_is_an_error(config, failure):
         ("--steps 5:3", "expected A:B"),
         ("--steps x", "expected A:B"),
         ("--steps 0:10000", "expected steps from 0 to"),
-        ("--steps 10000:", "the run ends after step"),
+        ("--steps 10000:", "--steps '10000:': the run ends after step"),
         ("--between step5 latest", "a name such as step7000"),
         ("--document 60", "expected 0 to 59"),
         ("--steps 1:2 --format parquet", "--output"),
