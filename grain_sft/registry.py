@@ -117,14 +117,14 @@ class Registry(Generic[Entry]):
 
 @contextlib.contextmanager
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
-    """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are.
+    """Turn an exception of an entry's code into `error`. GrainSftErrors and MemoryErrors stay as they are.
 
     The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`. Between them are the
     exception and the last line of its traceback that is not in grain_sft.
     """
     try:
         yield
-    except (GrainSftError, OSError, MemoryError):
+    except (GrainSftError, MemoryError):
         raise
     except Exception as raised:
         frames = reversed(traceback.extract_tb(raised.__traceback__))

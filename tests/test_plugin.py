@@ -141,6 +141,7 @@ WRONG_MEMBERS = [
     ({"__len__": lambda self: 0}, r"layout test_plugin:Wrong: __len__\(\)=0: expected an integer, 1 or more"),
     ({"__init__": lambda *arguments: None}, "layout test_plugin:Wrong: AttributeError: .* 'corpus'. Fix its code"),
     ({"pieces": lambda self, rows: 1 // 0}, "test_plugin:Wrong.pieces: ZeroDivisionError: .*Fix its code"),
+    ({"pieces": lambda self, rows: np.load("/no/file")}, "test_plugin:Wrong.pieces: FileNotFoundError: .*Fix its code"),
 ]
 
 
