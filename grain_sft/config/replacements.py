@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.amendments import keys_of_stage, weights_of
-from grain_sft.config.parts import rows_of_batch, sizes_of
+from grain_sft.config.parts import PartsMaker
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import SIZES
 from grain_sft.config.stages import configs_of_stages, sources_of
 from grain_sft.errors import ConfigError
 from grain_sft.options import Section
-from grain_sft.sampling import BatchSizes, StepMap
+from grain_sft.pipeline import Stage
+from grain_sft.sampling import Host, StepMap
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
@@ -35,20 +36,21 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     if not sections:
         return config
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
-    stages = list(_stages_of(config))
     steps = [(skips.data_step(section["from"]), section) for section in sections]
+    stages = list(_stages_of(config, steps, PartsMaker(where, Host(0, 1))))
     for step, section in steps:
         _check_replace(section, [stage for _, end, stage in stages if step < end], where)
     steps = [(step, section) for step, section in steps if keys_of_stage(section)]
     if not steps:
         return config
     entries: list[Mapping[str, Section]] = []
-    amended = _amended_weights(amendments, skips)
-    for entry in amendments:
+    replaced: list[tuple[int, Section]] = []
+    for number, entry in enumerate(amendments):
         entries.append(entry)
         if "replace" in entry and keys_of_stage(entry["replace"]):
-            changes = _weights_to_restate(entry["replace"], stages, amended, skips)
-            entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
+            replaced.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
+            restated = _weights_to_restate(stages, replaced, amendments, [*entries, *amendments[number + 1 :]], skips)
+            entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in restated]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
     # a config with stages can't have a schedule outside of them
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
@@ -71,24 +73,24 @@ def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, 
     yield stage
 
 
-def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler."""
+def _stages_of(
+    config: Mapping[str, Any], sections: Sequence[tuple[int, Section]], maker: PartsMaker
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler.
+
+    `sections` are as in `_divide`.
+    """
     stages = config.get("stages") or [{}]
     begin = 0
     for stage, whole in zip(stages, configs_of_stages({**config, "stages": stages}), strict=True):
         steps = stage.get("steps")
         if stage.get("tokens"):
-            steps = _num_steps(whole, stage["tokens"])
+            # Only the layout has the number of tokens of a row: in kind `pairs`, it is more than `sequence_length`.
+            [first_part] = _divide(whole, begin, sys.maxsize, [each for each in sections if each[0] <= begin])
+            steps = Stage(*maker.make(first_part), tokens=stage["tokens"]).num_steps
         end = sys.maxsize if steps is None else begin + steps
         yield begin, end, {**stage, "corpus": whole["corpus"], "sampler": whole["sampler"]}
         begin = end
-
-
-def _num_steps(config: Section, tokens: int) -> int:
-    """Return the number of steps in which a stage with this config reads `tokens`, as `Stage.num_steps` does."""
-    length, sampler = config["layout"]["sequence_length"], config["sampler"]
-    sizes = BatchSizes(rows_of_batch(sampler, length) or 1, sizes_of(sampler.get("schedule", ()), length))
-    return sizes.step_of(-(-tokens // length) - 1) + 1
 
 
 def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
@@ -145,13 +147,17 @@ def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap
 
 
 def _weights_to_restate(
-    section: Section, stages: Sequence[tuple[int, int, Section]], amended: Sequence[tuple[int, Section]], skips: StepMap
+    stages: Sequence[tuple[int, int, Section]],
+    sections: Sequence[tuple[int, Section]],
+    amendments: Sequence[Mapping[str, Section]],
+    entries: Sequence[Mapping[str, Section]],
+    skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
+    """Yield (step, weights) of the `reweight` amendments that are added if `sections` divide `stages`.
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
-    latest amendment, whatever the schedule of an earlier stage has set since. So two amendments are added, which keep the
-    weights that the config has without the division. An example of one source:
+    latest amendment, whatever the schedule of an earlier stage has set since. The added amendments keep the weights that the
+    config has without the division. `entries` are `amendments` and those that were added before. An example of one source:
 
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2
@@ -159,39 +165,36 @@ def _weights_to_restate(
       300    a replacement divides the stage        3        weight 3: otherwise, the new stage begins with weight 2 of step 100
       400    the next stage of the config begins    2        weight 2: otherwise, this stage begins with weight 3 of step 300
     """
-    division = skips.data_step(section["from"])
-    for number, (begin, end, stage) in enumerate(stages, 1):
-        if not begin < division < end or section["source"] not in dict(sources_of(stage["corpus"])):
-            continue
-        # step of the latest amendment of each source's weight
-        amended_at = {name: step for step, weights in amended if step <= division for name in weights}
-        scheduled = _scheduled_weights(stage, begin, division)
-        # a source without an amendment is left out, because the new stage begins with the schedule's weight for it
-        restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
-        if restored:
-            yield section["from"], restored
-        amended_weights = {name: weight for step, weights in amended if step <= end for name, weight in weights.items()}
-        later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
-        for name in restored:
-            if name in later_sources:
-                yield skips.step_of(end), {name: amended_weights[name]}
+    amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
+    for begin, end, stage in stages:
+        parts = list(_divide(stage, begin, end, sorted(sections, key=lambda pair: pair[0])))
+        part_begin = begin
+        for number, part in enumerate(parts, 1):
+            part_end = end if number == len(parts) else part_begin + part["steps"]
+            first_step = skips.step_of(part_begin)
+            if (first := skips.data_step(first_step)) < part_end:  # not all steps are skipped
+                found = _weights_at(first, part_begin, part, present)
+                expected = _weights_at(first, begin, stage, amended)
+                restated = {name: weight for name, weight in expected.items() if weight != found[name]}
+                if restated:
+                    present = sorted([*present, (first, restated)], key=lambda pair: pair[0])
+                    yield first_step, restated
+            part_begin = part_end
 
 
-def _scheduled_weights(stage: Section, begin: int, last: int) -> dict[str, tuple[int, Any]]:
-    """Return {source: (data step, weight)} of the latest changes by the schedule of a stage, up to data step `last`.
-
-    `begin` is the first data step of the stage.
-    """
-    planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
-    scheduled = {}
-    for entry in stage["sampler"].get("schedule", ()):
-        step = begin + entry["step"]
-        for name, weight in (entry.get("weights") or {}).items():
+def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[int, Section]]) -> dict[str, Any]:
+    """Return the weight of each source at data step `step` of a stage whose first data step is `begin`."""
+    planned = {name: source["weight"] for name, source in (stage["corpus"].get("mixture") or {}).items()}
+    weights = dict(planned)
+    changes = [(begin + entry["step"], 0, entry.get("weights") or {}) for entry in stage["sampler"].get("schedule", ())]
+    # an amendment that also names other sources does not apply to the stage
+    changes += [(max(begin, at), 1, given) for at, given in amended if given.keys() <= planned.keys()]
+    for at, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
+        if at <= step:
             # if an entry repeats the schedule's last weight, an amendment stays in force, as in `Mixture.reweighted`
-            if step <= last and weight != planned[name]:
-                planned[name] = weight
-                scheduled[name] = (step, weight)
-    return scheduled
+            weights |= {name: weight for name, weight in given.items() if is_amendment or weight != planned[name]}
+            planned |= {} if is_amendment else given
+    return weights
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
