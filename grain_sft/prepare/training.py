@@ -89,11 +89,10 @@ def conversation_lines(
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.
       CorpusFileError: A file can't be read.
     """
-    texts = _texts(paths, schema, on_error)
-    lines = (line for text in texts for line in text.splitlines())
+    lines = (line for text in _texts(paths, schema, on_error) for line in text.splitlines())
     plain_lines = (line for line in lines if not any(token in line for token in special_tokens))
-    starts = ((line, start) for line in plain_lines for start in range(0, len(line), MAX_CHARACTERS))
-    divided = (line[start : start + MAX_CHARACTERS] for line, start in starts)
+    size = MAX_CHARACTERS
+    divided = (line[start : start + size] for line in plain_lines for start in range(0, len(line), size))
     return itertools.islice(divided, MAX_LINES)
 
 

@@ -13,6 +13,7 @@ DOCUMENT = "document"
 
 CALLS = ("tool_calls", "function_calls")  # keys of a message's tool calls
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of the assistant's thoughts
+OPTIONAL = (*CALLS, *REASONING, "functions", "think")  # keys of a message that some templates do not read
 
 
 class Message(msgspec.Struct, frozen=True):

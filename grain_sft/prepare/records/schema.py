@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, REASONING, Conversation, Message, Record, Roles
+from grain_sft.prepare.records.conversation import DOCUMENT, OPTIONAL, Conversation, Message, Record, Roles
 from grain_sft.prepare.records.messages import check_keys, optional_text, read_messages, read_turns, text_of
 from grain_sft.prepare.records.schema_mapping import command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
@@ -224,7 +224,7 @@ def _untrained(messages: Iterable[Message]) -> list[Message]:
 
 _MESSAGES_KEYS = ("messages", "system", "tools")
 _ALPACA, _PAIR, _PREFERENCE = ("instruction", "output"), ("prompt", "completion"), ("chosen", "rejected")
-_TURN = ("weight", *CALLS, *REASONING)
+_TURN = ("weight", *OPTIONAL)
 _ROLE_CONTENT, _FROM_VALUE = ("role", "content", *_TURN), ("from", "value", *_TURN)
 
 SCHEMAS: Mapping[str, Schema] = {

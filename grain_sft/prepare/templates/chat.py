@@ -22,6 +22,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
+_OFTEN_UNREAD = (CALLS, ("functions",), ("think",))  # keys of calls, of tools, and of thoughts
 _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some templates do not write
 
 
@@ -91,15 +92,14 @@ class Chat(Template):
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
         # tuples of (name of what a shorter chat lacks, messages of the shorter chat, tools of the shorter chat, fix)
-        shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
+        shorter = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in _OFTEN_UNREAD]
+        shorter.append(("tools", messages, None if tools else tools, unread("tools")))
         # Qwen 3's template reads thoughts, but leaves out the thoughts of earlier turns
         if self._chat.read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
         for role in _OFTEN_LEFT_OUT:
             without_role = [message for message in messages if message["role"] != role]
             shorter.append((role, without_role, tools, f"{RENDER_IT} Or remove the messages of this role."))
-        if tools:
-            shorter.append(("tools", messages, None, unread("tools")))
         for what, others, other_tools, fix in shorter:
             if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")

@@ -89,7 +89,7 @@ class WholeChats(Encoder):
         if plain and expected.placed and controls != expected.controls:
             return self._plain(text, spans, expected.controls)
         self._check(controls, expected, text)
-        return Rendered(ids, _mask(encoded, spans))
+        return Rendered(ids, _mask(encoded, spans, controls))
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode a chat whose texts spell control tokens.
@@ -116,7 +116,7 @@ class WholeChats(Encoder):
             raise RecordError(f"messages: {error}") from error
         expected = [Control(number, shifted(start), shifted(stop)) for number, start, stop in controls]
         self._check(plain_controls, Expected(expected, placed=True), changed)
-        return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
+        return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans], plain_controls))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
         """Return the encoding, its ids, and its control tokens. The span of a control token excludes spaces at the ends."""
@@ -199,8 +199,8 @@ class ChatPieces(Encoder):
         return loss
 
 
-def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span.
+def _mask(encoded: Any, spans: Spans, controls: list[Control]) -> npt.NDArray[np.bool_]:
+    """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span, or as a control is in a span.
 
     Only the tokens at the ends of spans are looked up, because to read all offsets takes half as long as the tokenization.
     """
@@ -217,4 +217,7 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True
+    for _, start, stop in controls:  # with `rstrip`, the token of a control has the first spaces of the span after it
+        if start < stop and not any(first <= start < last for first, last in spans):
+            loss[encoded.char_to_token(start)] = False
     return loss

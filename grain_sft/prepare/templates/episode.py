@@ -50,7 +50,7 @@ class Episode(PiecesTemplate):
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the system block, a block per message, and the token that ends the document."""
-        self.refuse_calls(conversation)
+        self.refuse_calls(conversation, "think")
         pieces: list[Piece] = []
         system = conversation.system
         if system is None and conversation.messages[0].role != "system":

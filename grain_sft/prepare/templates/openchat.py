@@ -38,6 +38,8 @@ class OpenChat(PiecesTemplate):
         self.refuse_calls(conversation)
         system, messages = conversation.system, conversation.messages
         if system is None and messages[0].role == "system":
+            if messages[0].weight:
+                raise RecordError("messages[0].weight: a system text takes no loss in template openchat. Give 0.")
             system, messages = messages[0].content, messages[1:]
         elif system is None:
             system = self.chosen.system_prompt
@@ -47,8 +49,7 @@ class OpenChat(PiecesTemplate):
             pieces += [(system, 0.0), (self._end, 0.0)]
         for message in messages:
             if message.role == "system":
-                problem = "messages: a later system message; template openchat expects it as the first message"
-                raise RecordError(f"{problem}. Put it first.")
+                raise RecordError("messages: a later system message; template openchat expects it first. Put it first.")
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, REASONING, Conversation
+from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, OPTIONAL, Conversation
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -123,15 +123,15 @@ class Template(abc.ABC):
             raise RecordError(f"messages: no message has the role {roles}, so no token takes loss. Remove the record.")
         return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
-    def refuse_calls(self, conversation: Conversation) -> None:
-        """Refuse a conversation with tools, tool calls or thoughts, which this template does not render."""
+    def refuse_calls(self, conversation: Conversation, rendered: str = "") -> None:
+        """Refuse a conversation with tools, tool calls or thoughts, unless they are under the key `rendered`."""
         # a second fix, which helps only with tool calls
         fix = dict.fromkeys(CALLS, " Or write calls in the role 'assistant_toolcall', for --template episode_tool.")
         if conversation.tools:
             raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}")
         for index, message in enumerate(conversation.messages):
-            for key in (*CALLS, *REASONING):
-                if message.extra and message.extra.get(key):
+            for key in OPTIONAL:
+                if key != rendered and message.extra and message.extra.get(key):
                     problem = f"messages[{index}].{key}: template {self.name} does not render it"
                     raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}")
 

@@ -30,11 +30,9 @@ class Text(PiecesTemplate):
         if self._fim is None and fim_options:
             raise PrepareError(f"{fim_options[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
         for name in ("fim_split_sample", "fim_no_prefix"):
-            form = options.normalize
-            text = getattr(options, name) or ""
+            form, text = options.normalize, getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
-                problem = f"{name}: {text!r} is not {form}, so no normalized text has it"
-                raise PrepareError(f"{problem}. Leave out normalize.")
+                raise PrepareError(f"{name}: {text!r} is not {form}, so no text has it. Leave out normalize.")
         # texts must not spell special tokens, except `fim_split_sample`, which divides a text into parts
         self.special = SpecialText(self.special.spellings - {options.fim_split_sample})
         if self._fim is not None:

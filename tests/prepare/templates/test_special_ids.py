@@ -177,6 +177,8 @@ def test_ordinary_chats_have_the_ids_of_the_tokenizer_whatever_the_flags_of_its_
     tokenizer, one, other = both_modes(tmp_path, f"bytes_gpt2_<|endoftext|>_{flag}", chat, CHATML)
     text = "<|im_start|>user\n hi\n<|im_end|>\n<|im_start|>assistant\n\n b <|im_end|>\n"
     assert one.tokens.tolist() == other.tokens.tolist() == tokenizer.exact.encode(text, add_special_tokens=False).ids
+    bare = render_one(tokenizer, "hf", {"messages": chat}, chat_template=CHATML.replace("{{ message['role'] }}\n", ""))
+    assert tokenizer.token_id("<|im_start|>") not in bare.tokens[bare.loss]  # its token has the "\n " after it
 
 
 HOSTILE_CASES = [

@@ -158,8 +158,8 @@ def test_a_record_that_a_template_refuses_does_not_affect_other_records(loaded):
     chat = turns("a", "b")
     wrong = {"roles must alternate": {"messages": chat[::-1]}}
     wrong["writes nothing of tools"] = {"messages": chat, "tools": [CALL]}
-    for key in ("tool_calls", "reasoning_content"):
-        wrong[f"writes nothing of {key}"] = {"messages": [chat[0], {**chat[1], key: [CALL]}]}
+    for key, value in {"tool_calls": [CALL], "reasoning_content": "x", "functions": [CALL], "think": "x"}.items():
+        wrong[f"writes nothing of {key}"] = {"messages": [chat[0], {**chat[1], key: value}]}
     records = [parse_record(record) for record in ({"messages": chat}, *wrong.values(), {"messages": chat})]
     one, *errors, other = render(TEMPLATES["hf"], records, loaded(BY_NAME["llama2"]), TemplateOptions())
     assert all(part in str(error) for part, error in zip(wrong, errors, strict=True))

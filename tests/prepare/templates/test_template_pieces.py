@@ -42,8 +42,9 @@ def of_assistant(**message):
 
 BUILT_IN = ("primer", "openchat", "episode", "episode_tool")
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-THOUGHT = {"messages": [{"role": "assistant", "content": "y", "thinking": "x"}]}
 CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
+ANSWER, UNREAD = {"role": "assistant", "content": "y"}, ("thinking", "functions")
+WEIGHTS = ("primer", "assistant", 0.5), ("primer", "user", 1), ("openchat", "system", 0.5)
 
 
 SPELLED = [
@@ -85,15 +86,15 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_stays_te
 WRONG_RECORDS = [
     ("primer", chat(("user", "hello?")), "the role 'assistant'"),
     ("primer", {"text": "x"}, "a plain document; template primer renders conversations. Give --template text"),
-    ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
-    ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
+    *((name, of_assistant(role=role, content="b", weight=n), "messages[0].weight") for name, role, n in WEIGHTS),
     ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
     ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
     ("episode_tool", chat(("user", "x")), "the role 'assistant' or 'assistant_toolcall'"),
     ("episode", chat(("system", "b"), system="a"), "system: the record has a system text"),
     ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
     *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
-    *((name, THOUGHT, "messages[0].thinking: template") for name in BUILT_IN),
+    *((name, of_assistant(**ANSWER, **{key: "x"}), f"[0].{key}: template") for name in BUILT_IN for key in UNREAD),
+    ("openchat", of_assistant(**ANSWER, think="x"), "messages[0].think: template"),
     *((name, {**chat(("assistant", "b")), "tools": [{"name": "f"}]}, "tools: template") for name in BUILT_IN),
 ]
 
