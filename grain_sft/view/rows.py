@@ -115,7 +115,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: row i of this host is at slots[i]
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
-    failing = _rows_of_failing_filter(batch, stage.transforms)
+    failing = _rows_of_failing_filter(stage, step)
     views = []
     for row in indices:
         origin = origins.select(origins.row == slots[row])
@@ -135,13 +135,17 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     return views
 
 
-def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch from which an `NgramFilter` removed the loss."""
+def _rows_of_failing_filter(stage: Pipeline, step: int) -> set[int]:
+    """Return the rows of this host's batch from which an `NgramFilter` removed the loss."""
     rows = set[int]()
-    tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
-    for transform in transforms:
-        if trait(transform, "filters_repetition") and tokens in batch:
-            rows.update(np.flatnonzero(transform.fails(batch[tokens], batch.get(segments))).tolist())
+    if not any(trait(transform, "filters_repetition") for transform in stage.transforms):
+        return rows
+    element = stage.source_at(step).read(stage.sampler.rows(step))
+    for transform in stage.transforms:
+        tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in element else _SOURCE_KEYS[:2]
+        if trait(transform, "filters_repetition") and tokens in element:
+            rows.update(np.flatnonzero(transform.fails(element[tokens], element.get(segments))).tolist())
+        element = transform.map(element)
     return rows
 
 

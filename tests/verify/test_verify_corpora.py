@@ -85,8 +85,7 @@ def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_do
     for ended, cut in ((95, 0), (60, 35)):
         corpus = write_train(tmp_path / str(ended), [5, 7] * ended + [5, 8] * (100 - ended), np.ones(200), pairs)
         (corpus / "prepare.json").write_text(json.dumps({"splits": {"train": {"documents": 100, "truncated": cut}}}))
-        report = assert_finds(corpus, [])
-        assert f"{ended} of 100 documents checked end with the token 7" in str(report.findings)
+        assert f"{ended} of 100 documents checked end with the token 7" in str(assert_finds(corpus, []).findings)
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):

@@ -112,7 +112,8 @@ def config(tmp_path):
 
     def changed(transforms=("shift_targets",), **changes):
         own = {key: {**value, **changes.get(key, {})} for key, value in stated.items()}
-        return write_config(tmp_path / "config.json", own | {"transforms": transforms})
+        withdrawn = {"withdraw": {"from": 0, "documents": list(range(0, 300, 9))}}
+        return write_config(tmp_path / "config.json", own | {"transforms": transforms, "amendments": [withdrawn]})
 
     return changed
 
@@ -174,8 +175,6 @@ def test_a_wrong_value_in_a_batch_is_found(config):
     ):
         batch = {name: array.copy() for name, array in whole.items()}
         batch["targets_segmentation"][0, 0] = 1
-        for name in ("inputs_segmentation", "inputs_position", "targets_segmentation"):
-            batch[name][3, 1] = 0  # like a document that was withdrawn from a window
         batch["row_number"] = np.arange(4)  # like a key that a transform of the user adds
         assert wrong_in_batch(batch, VOCABULARY) == ""
         batch[key][place] = value

@@ -153,12 +153,15 @@ def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a
     assert partly
 
 
-def test_rows_that_the_filter_rejects_have_a_note(config):
-    filters = [{"ngram_filter": {"max_count": 1000}}, "ngram_filter"]
-    pipeline = load(config(transforms=[*filters, "shift_targets"], layout={"sequence_length": 300}))
-    views, flagged = [view for step in range(4) for view in view_rows(pipeline, step)], 0
-    for view in views:
-        (rejects,) = pipeline.transforms[1].fails(view.tokens[np.newaxis], view.segments[np.newaxis])
+@pytest.mark.parametrize(("kind", "padding"), [("packed", False), ("padded", True)])
+def test_rows_that_the_filter_rejects_have_a_note(config, kind, padding):
+    filters = [{"ngram_filter": {"max_count": 1000}}, {"ngram_filter": {"count_padding": padding}}]
+    transforms = [*filters, "shift_targets", {"trim_to_multiple": {"multiple": 8}}]
+    pipeline = load(config(transforms=transforms, layout={"kind": kind, "sequence_length": 300}))
+    flagged = 0
+    for view in (view for step in range(4) for view in view_rows(pipeline, step)):
+        row = pipeline.source.read([view.instance])
+        (rejects,) = pipeline.transforms[1].fails(row["tokens"], row["segment_ids"])
         assert rejects == any("NgramFilter" in note for note in view.notes)
         assert not (rejects and view.loss.any())
         flagged += rejects
