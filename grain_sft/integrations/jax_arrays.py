@@ -47,7 +47,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     Raises:
       PipelineError: The pipeline is for one host of several, the sharding or the load-balanced order can't divide the arrays,
-        or the `loaders` have no device.
+        the `loaders` have no device, or a transform cuts each batch to a length of its own.
       RowIndexError: The pipeline does not have the start step.
       WrongTypeError: `sharding` is not a `Sharding`.
     """
@@ -170,6 +170,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 def _shapes(stage: Pipeline) -> Iterable[tuple[int, int]]:
     """Return the shape (rows, columns) of each array that a stage's batches may have."""
     layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
+    if any(trait(each, "trims_columns") for each in stage.transforms):
+        problem = "a transform cuts the rows of each process to another length"
+        raise PipelineError(f"{problem} ({stage.transforms!r}). Remove it.")
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:

@@ -18,7 +18,7 @@ from vsl_corpora import EOS, write_corpus
 
 from grain_sft import GrainSftError, Host, Pipeline, ShiftTargets
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
-from grain_sft.transforms import DropLastPosition
+from grain_sft.transforms import DropLastPosition, TrimToMultiple
 
 LENGTH, BATCH, STEPS = 32, 8, 3
 DEVICES = 4  # number of devices of all processes together
@@ -222,6 +222,9 @@ def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monke
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
     with pytest.raises(GrainSftError, match=r"GlobalBatches: sharding is Mesh.*expected NamedSharding"):
         GlobalBatches(pipeline, sharding().mesh)
+    trimmed = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), TrimToMultiple(8)])
+    with pytest.raises(GrainSftError, match=r"rows of each process .*TrimToMultiple\(8\)\)\. Remove"):
+        GlobalBatches(trimmed, sharding())
     monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # like a user's transform that does not state it
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), DropLastPosition()])
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*Remove"):
