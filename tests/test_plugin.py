@@ -1,10 +1,10 @@
 """Commands accept layouts, orders and other entries that another package defines. Here, that package is `tests/plugin`."""
 
-import contextlib
 import importlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +140,8 @@ WRONG_MEMBERS = [
     ({"__len__": lambda self: -1}, "layout test_plugin:Wrong: ValueError: .*Fix its code"),
     ({"__len__": lambda self: 0}, r"layout test_plugin:Wrong: __len__\(\)=0: expected an integer, 1 or more"),
     ({"__init__": lambda *arguments: None}, "layout test_plugin:Wrong: AttributeError: .* 'corpus'. Fix its code"),
+    ({"width": lambda self, rows: LENGTH // 2}, "ends after the row of 16"),
+    ({"row_lengths": (LENGTH,), "row_counts": (3,)}, r"row_counts=\(3,\): expected \d+ rows of all row_lengths"),
     ({"pieces": lambda self, rows: 1 // 0}, "test_plugin:Wrong.pieces: ZeroDivisionError: .*Fix its code"),
     ({"pieces": lambda self, rows: np.load("/no/file")}, "test_plugin:Wrong.pieces: FileNotFoundError: .*Fix its code"),
 ]
@@ -193,8 +195,7 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
         (tmp_path / "edited.py").write_text(pack.format(options) + " " * number)
         importlib.invalidate_caches()
         sys.modules.pop("edited", None)
-        refused = pytest.raises(LayoutError, match="'edited:pack' cannot be imp")
-        with refused if number == 2 else contextlib.nullcontext():
+        with pytest.raises(LayoutError, match="'edited:pack' cannot be imp") if number == 2 else nullcontext():
             layout = PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="edited:pack", cache_dir=tmp_path)
             assert layout.data_key.endswith(f"rows={layout.receipt['layout']})")  # so a run's state fits only its rows
             counts.append(len(layout))
@@ -292,8 +293,7 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
 
 
 def test_a_function_of_other_arguments_is_refused_as_an_order_and_as_an_algorithm(tmp_path):
-    order = ORDERS["builtins:getattr"].make(8, seed=1, cache_dir=None)
     with pytest.raises(SamplerError, match=r"getattr.*, epoch 0: TypeError: .* Expected a function of \(seed, epoch, "):
-        order(0, np.arange(8))
+        ORDERS["builtins:getattr"].make(8, seed=1, cache_dir=None)(0, np.arange(8))
     with pytest.raises(LayoutError, match=r"algorithm builtins:getattr: TypeError: .* Expected a function of lengths"):
         PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="builtins:getattr", cache_dir=tmp_path)

@@ -23,6 +23,8 @@ def check_layout(layout: Traits) -> None:
         check_type(f"{name}: corpus", layout.corpus, CorpusData, "a Corpus")
         as_integer(f"{name}: sequence_length", layout.sequence_length, 1, LayoutError)
         as_integer(f"{name}: __len__()", len(layout), 1, LayoutError)
+        if len(counts := layout.row_counts) != len(layout.row_lengths) or (counts and sum(counts) != len(layout)):
+            raise LayoutError(f"{name}: row_counts={counts}: expected {len(layout)} rows of all row_lengths. Fix it.")
 
 
 def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
@@ -61,7 +63,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     row, shard = pieces.row, pieces.shard
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
-    stop = pieces.column + pieces.length
+    stop, width = pieces.column + pieces.length, layout.width(rows)
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
@@ -78,7 +80,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
         "has no tokens": pieces.length < 1,
         "is not in the file": ~has_shard | (pieces.start < 0) | after_end,
         "does not begin where the piece before it ends": pieces.column != stop_before,
-        f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
+        f"ends after the row of {width}": stop > width,
         "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > highest),
         "has a negative position": position < 0,
         "does not continue the positions of its segment": moved,
