@@ -67,11 +67,11 @@ class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `layout` besides the arguments of the layout's class.
 
     Args:
-      kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several documents
-        a row, `pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote,
-        `megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` the rows of OLMo-core's variable-length dataset.
-        `package.module:Name` is a layout of yours.
-      sequence_length: Number of tokens in a row. In kind `olmo_vsl`, number of tokens in the longest rows.
+      kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, `pairs`
+        is one preference pair, `materialized` reads rows that `grain-sft pack --materialize` wrote, `megatron_gpt` makes rows
+        of Megatron-LM, `olmo_vsl` those of OLMo-core's variable-length dataset. `package.module:Name` is a layout of yours.
+      sequence_length: Number of tokens in a row. In kind `olmo_vsl`, number of tokens in the longest rows; in `pairs`, in a
+        prompt and one response; in `megatron_gpt`, in a row of the trainer's batch.
     """
 
     kind: Annotated[str, LAYOUTS]

@@ -44,7 +44,7 @@ class TrimToMultiple(grain.transforms.Map):
         return first_columns(element, segments.shape, kept)
 
     def shapes(self, layout: Layout, rows: int) -> list[tuple[int, int]]:
-        """Return every shape that a batch of `rows` rows of `layout` may have, shortest first."""
+        """Return every shape that `map` may return for `rows` whole rows of `layout`, shortest first."""
         length = layout.sequence_length
         return [(rows, min(kept, length)) for kept in range(self.multiple, length + self.multiple, self.multiple)]
 

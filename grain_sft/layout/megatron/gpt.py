@@ -162,8 +162,7 @@ class MegatronGptLayout(Layout):
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
-        arrays = {name: array.view(np.ndarray) for name, array in mapped.items()}  # np.memmap is slow to index
-        self._arrays = arrays
+        self._arrays = arrays = {name: array.view(np.ndarray) for name, array in mapped.items()}  # np.memmap is slow
         self._blend = Blend(arrays["chosen"], arrays["taken"]) if "chosen" in arrays else None
         self._firsts: list[int] = arrays["firsts"].tolist()
         self._streams = [
