@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from grain_sft.errors import PipelineError
 from grain_sft.layout import Layout
 from grain_sft.source import Element
@@ -23,9 +25,10 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays with one value a row stay whole."""
+    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays [rows] and numbers stay whole."""
     # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
-    width = first + min((array.shape[1] for array in batch.values() if array.ndim > 1), default=stop - first)
+    width = first + min((np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1), default=stop - first)
     if not 0 <= start < stop <= width:
         raise PipelineError(f"columns {start} to {stop} of a batch of {width}: expected 0 <= start < stop <= {width}.")
-    return {key: array[:, start - first : stop - first] if array.ndim > 1 else array for key, array in batch.items()}
+    cut = slice(start - first, stop - first)
+    return {key: array[:, cut] if np.ndim(array) > 1 else array for key, array in batch.items()}

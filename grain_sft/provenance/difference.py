@@ -138,12 +138,12 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
     """Yield each step with its number of differing rows, from a comparison of the arrays of the batches."""
     for step in steps:
         batch, other_batch = one[step], other[step]
-        num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
-        shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
+        num_rows, other_num_rows = (len(each.sampler.rows(step)) for each in (one, other))
+        shapes, other_shapes = ({key: np.shape(each[key])[1:] for key in each} for each in (batch, other_batch))
         equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
         if shapes == other_shapes:
-            for key, array in batch.items():
-                equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
+            for key, array in batch.items():  # a number becomes an array [1], which is compared for each row
+                equal_items = np.atleast_1d(array)[: len(equal)] == np.atleast_1d(other_batch[key])[: len(equal)]
                 equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
         yield step, max(num_rows, other_num_rows) - int(equal.sum())
 

@@ -128,7 +128,8 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
         if not isinstance(column, Labels):
             return pyarrow.array(column)
         numbers = pyarrow.array(column.numbers, mask=column.numbers < 0).cast(pyarrow.int32())
-        return pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(column.texts, pyarrow.string()))
+        texts = pyarrow.array(list(map(_utf8, column.texts)), pyarrow.string())
+        return pyarrow.DictionaryArray.from_arrays(numbers, texts)
 
     def write(columns: Columns) -> None:
         table = pyarrow.table({name: array(column) for name, column in columns.items()}, metadata=metadata)
@@ -153,9 +154,14 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
 
 def _values(column: Column) -> list[Any]:
     if isinstance(column, Labels):
-        texts = [*column.texts, ""]
+        texts = [*map(_utf8, column.texts), ""]
         return [texts[number] for number in column.numbers.tolist()]
     return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+def _utf8(text: str) -> str:
+    """Return a text that UTF-8 can encode. The byte FF in the name of a file, which is not UTF-8, becomes `\\udcff`."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_text(column: Column) -> bool:

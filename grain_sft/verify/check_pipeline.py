@@ -106,7 +106,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
             batch = pipeline[step]
-            shapes = {key: [list(array.shape), array.dtype.name] for key, array in batch.items()}
+            shapes = {key: [list(np.shape(array)), np.asarray(array).dtype.name] for key, array in batch.items()}
             first_shapes = first_shapes or shapes
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=positions_apart)
             if not shapes_may_change and shapes != first_shapes:

@@ -45,25 +45,23 @@ def run(capsys, *arguments):
 
 def read_csv(text):
     head, *lines = text.splitlines()
-    texts = ("file", "source")
-    rows = csv.DictReader(lines)
+    texts, rows = ("file", "source"), csv.DictReader(lines)
     return head, [{name: each if name in texts else int(each) for name, each in row.items()} for row in rows]
 
 
 def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, capsys):
     expected = lines_of(trace(pipeline, range(2, 9)))
-    code = pipeline.receipt.code
     head, *lines = map(json.loads, run(capsys, config, "--steps", "2:9", "--format", "jsonl").splitlines())
     assert head == {**pipeline.receipt.as_dict(), "about": "steps 2:9"} and lines == expected
     first, lines = read_csv(run(capsys, config, "--steps", "2:9", "--format", "csv"))
-    assert first == f"# {code} steps 2:9" and lines == expected
+    assert first == f"# {pipeline.receipt.code} steps 2:9" and lines == expected
     run(capsys, config, "--steps", "2:9", "--output", tmp_path / "out" / "trace.csv")  # the name gives the format
     assert read_csv((tmp_path / "out" / "trace.csv").read_text())[1] == expected
     parquet = pytest.importorskip("pyarrow.parquet")
     run(capsys, config, "--between", "step2", "step9", "--output", tmp_path / "trace.parquet")
     table = parquet.read_table(tmp_path / "trace.parquet")
     assert table.to_pylist() == expected
-    assert json.loads(table.schema.metadata[b"grain_sft"])["receipt"] == code
+    assert json.loads(table.schema.metadata[b"grain_sft"])["receipt"] == pipeline.receipt.code
 
 
 def test_the_default_format_is_an_aligned_table_with_file_names_instead_of_paths(config, pipeline, capsys):
@@ -110,11 +108,13 @@ def test_summaries_and_checkpoints_are_those_of_the_functions(config, pipeline, 
 
 
 def test_documents_in_windows_are_found_and_a_summary_does_not_count_them(tmp_path, capsys):
-    (np.arange(640) % 16).astype("<u2").tofile(tmp_path / "a.npy")
-    corpus = {"path": str(tmp_path / "a.npy"), "dtype": "uint16", "eos_token_id": 5}
+    (np.arange(640) % 16).astype("<u2").tofile(tmp_path / "\udcff.npy")  # a name that is not UTF-8
+    corpus = {"path": str(tmp_path / "\udcff.npy"), "dtype": "uint16", "eos_token_id": 5}
     path = write_config(tmp_path / "windows.json", sections(None, 64, corpus=corpus, layout="windows", order="shuffle"))
     assert "document 0, 1: 2 documents, seen in " in run(capsys, path, "--document", 0, "--document", 1, "--epochs", 1)
     assert run(capsys, path, "--steps", "0:2", "--summary").splitlines()[-1].split()[1] == "-"
+    run(capsys, path, "--steps", "0:2", "--output", tmp_path / "trace.csv")
+    assert r"/\udcff.npy," in (tmp_path / "trace.csv").read_text()
 
 
 def test_a_question_that_cannot_be_answered_is_an_error(config, failure):

@@ -23,13 +23,13 @@ def test_steps_after_the_end_of_both_runs_do_not_differ(make):
 
 
 class TokenInColumn(grain.transforms.Map):
-    """Add an array [rows]: the token of each row in one column."""
+    """Add an array [rows], the token of each row in one column, and a number."""
 
     def __init__(self, column):
         self.column = column
 
     def map(self, element):
-        return element | {"token": element["inputs"][:, self.column]}
+        return element | {"token": element["inputs"][:, self.column], "scale": 0.5}
 
 
 def test_arrays_with_any_number_of_axes_are_compared(make):

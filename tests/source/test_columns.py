@@ -119,11 +119,11 @@ def test_columns_are_read_from_the_files_that_whole_rows_have_opened(corpora, la
 
 
 class NumTargets(ShiftTargets):
-    """A user's transform that adds one value for each row."""
+    """A user's transform that adds one value for each row, and a number."""
 
     def map(self, element):
         element = super().map(element)
-        return {"num_targets": element["targets_segmentation"].sum(axis=1), **element}
+        return {"num_targets": element["targets_segmentation"].sum(axis=1), **element, "scale": 0.5}
 
 
 def test_an_array_of_one_value_a_row_is_returned_whole(corpora):

@@ -130,10 +130,12 @@ def test_a_sound_config_is_sound_and_a_full_check_counts_the_rows_of_its_first_e
     assert_finds(config(sampler={"sed": 1}), [("files", "config.json", "")], "sed")
 
 
-def test_batches_whose_size_changes_with_the_step_are_sound(config):
+def test_batches_whose_size_changes_with_the_step_and_batches_with_a_number_are_sound(config, monkeypatch):
     transforms = ["shift_targets", {"trim_to_multiple": {"multiple": 16}}]
     schedule = {"schedule": [{"step": 2, "global_batch_size": 8}]}
     assert check(config(transforms, layout={"kind": "padded"}, sampler=schedule)).sound
+    monkeypatch.setattr("grain_sft.transforms.TrimToMultiple.map", lambda _, element: element | {"scale": 0.5})
+    assert check(config(transforms)).sound
 
 
 def test_all_sources_of_a_mixture_are_checked(tmp_path):
