@@ -82,8 +82,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
 
-    If `corpus.sources_file` exists, it states the number of documents. The first of these results that gives this number is
-    returned:
+    If `corpus.sources_file` exists, it states the number of documents. A result with another number is an error. If `continues`
+    is None for a shard, the first of these results that gives this number is returned:
     - the result by EOS tokens, if the EOS id is known;
     - all entries that may continue a document do so: 10 entries, of which 3 may do so, make 7 documents;
     - no entry continues a document: 10 entries make 10 documents.
@@ -91,15 +91,13 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     files = boundary_files(corpus)
     touching = _touching(files, pieces)
     undecided = [number for number, _ in touching if not files[number].continues]
-    if not undecided:
+    if not undecided and corpus.sources_file is None:
         return touching
 
     by_eos = None
-    if corpus.eos_token_id is not None:
-        stated = [files[number].continues for number, _ in touching]
-        last_tokens = _last_tokens(corpus, [before for _, before in touching])
-        pairs = zip(touching, stated, last_tokens, strict=True)
-        by_eos = [pair for pair, continues, last_token in pairs if continues or last_token != corpus.eos_token_id]
+    if undecided and corpus.eos_token_id is not None:
+        pairs = zip(touching, _last_tokens(corpus, [before for _, before in touching]), strict=True)
+        by_eos = [pair for pair, token in pairs if files[pair[0]].continues or token != corpus.eos_token_id]
     if corpus.sources_file is None:
         if by_eos is None:
             problem = "can't tell whether its first document began in the shard before"
@@ -108,12 +106,13 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     num_pieces = sum(len(start) for start, _ in pieces)
     num_documents = corpus.sources_file.size // SOURCE_BYTES
-    for continued in (by_eos, touching, []):
+    for continued in (by_eos, touching, []) if undecided else (touching,):
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
     found = f"boundary files hold {num_pieces} pieces, and {len(touching)} of them may continue a document"
     problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
-    raise CorpusError(f"{problem}. Copy the files again, or fix eos_token_id ({corpus.eos_token_id}).")
+    advice = f", or fix eos_token_id ({corpus.eos_token_id})" if undecided else ""
+    raise CorpusError(f"{problem}. Copy the files again{advice}.")
 
 
 def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:

@@ -183,7 +183,7 @@ def test_the_statistics_state_which_parts_begin_within_a_document(tmp_path):
     path.write_text(json.dumps({"continued_parts": [1, "4"]}))
     assert "continued_parts[1] is '4'; expected an integer" in error_of(folder)
     path.write_text(json.dumps({"continued_parts": [1, 3, 4]}))
-    assert "sources.bin: 64 bytes; expected 48" in error_of(folder)
+    assert "6 pieces, and 3 of them may continue a document. Copy the files again." in error_of(folder)
 
 
 def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):

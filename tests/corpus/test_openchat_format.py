@@ -158,8 +158,8 @@ def test_sidecar_files_that_dont_fit_are_named(tmp_path):
         path.write_bytes(data)
         assert expected in sft.error_of(tmp_path)
     path.unlink()
-    sft.write_sources(tmp_path / "openchat.train.sources.bin", docs * 2)
-    assert "160 bytes; expected 80" in sft.error_of(tmp_path)
+    (tmp_path / "openchat.train.sources.bin").write_bytes(bytes(81))
+    assert "81 bytes; expected 80" in sft.error_of(tmp_path)
     sft.write_openchat(tmp_path, docs)
     other = tmp_path / "other.train.parquet"
     os.link(tmp_path / "openchat.train.parquet", other)
