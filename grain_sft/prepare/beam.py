@@ -25,7 +25,7 @@ import numpy as np
 from grain_sft.errors import GrainSftError, MissingExtraError, PrepareError, import_extra
 from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import ChunkDocuments
-from grain_sft.prepare.job import Job
+from grain_sft.prepare.job import Job, write_task
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import Request
@@ -164,7 +164,7 @@ def render(number: int, shared: str) -> Iterator[Result]:
 def write(task: Task, shared: str) -> Iterator[Result]:
     """Write a part of the corpus."""
     with _lock:
-        yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
+        yield _result(task.number, lambda: write_task(_plan(shared), task))
 
 
 def save(path: str, value: Any) -> None:

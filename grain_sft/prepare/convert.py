@@ -75,7 +75,7 @@ def convert(
     documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
     description, tokenizer_files = _tokenizer(where, tokenizer, documents)
     request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
-    identity = documents.identity(request, description)
+    identity = documents.identity(request, description, writer.code)
 
     def make() -> dict[str, Any]:
         plan = documents.plan(target.stage, request, description)
@@ -144,15 +144,16 @@ class _Splits(Documents):
         datasets = (Dataset((self.where,)),)
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
-    def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus."""
+    def identity(self, request: Request, tokenizer: Mapping[str, Any], code: list[str]) -> dict[str, Any]:
+        """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus. See `Format.code`."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({artifact.hash_of(self.withdrawn.tolist())[:16]})"
         contents = {name: corpus.content_hash() for name, corpus in zip(self.ids, self.corpora, strict=True)}
         inputs = self.manifest.get("inputs") or [{"path": name} for name in self.source_names]
-        key = artifact.hash_of([options, contents, tokenizer])
-        return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
+        key = artifact.hash_of([options, contents, tokenizer, *code])
+        identity = {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
+        return identity | ({"code": {f"format {request.format}": code}} if code else {})
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of the new manifest. The EOS counts are the old manifest's, or None if documents are withdrawn."""

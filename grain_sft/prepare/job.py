@@ -64,7 +64,8 @@ class Job(Renderer):
         names = ("path", "size", "records", "digest")
         inputs = [{name: getattr(entry, name) for name in names} for entry in self.inputs]
         request, tokenizer = self.request.as_dict(), self.tokenizer.description()
-        return {"key": self.key, "request": request, "inputs": inputs, "tokenizer": tokenizer}
+        code = {"code": self.code} if self.code else {}
+        return {"key": self.key, "request": request, "inputs": inputs, "tokenizer": tokenizer, **code}
 
     def make_chunk(self, group: int) -> None:
         """Render a group of units to its chunk, unless the chunk exists."""
@@ -74,7 +75,7 @@ class Job(Renderer):
     def plan(self) -> Plan:
         """Return the plan of the corpus after all groups are rendered. Raise a PrepareError if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers)
-        splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
+        splits = split(self._datasets(documents), documents.lengths, self.request, self.format.divided)
         for name, ids in splits.items():
             if not len(ids):
                 raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()} Give more records.")
@@ -176,15 +177,22 @@ def reported(
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
     """Write the files of each task, then yield the task."""
     for task in tasks:
-        FORMATS[plan.request.format].write(plan, task)
+        write_task(plan, task)
         yield task
+
+
+def write_task(plan: Plan, task: Task) -> None:
+    """Write the files of a task."""
+    format = FORMATS[plan.request.format]
+    with format.errors_of("write", plan.request.format):
+        format.write(plan, task)
 
 
 def finish(
     plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the metadata and the tokenizer's files, then the manifest. Return the manifest."""
-    FORMATS[plan.request.format].finish(plan)
+    FORMATS[plan.request.format].finish_written(plan)
     for name, data in tokenizer.items():
         files.write_bytes(plan.path("tokenizer", name), data)
     splits = msgspec.to_builtins(plan.statistics)

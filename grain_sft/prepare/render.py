@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -81,11 +82,18 @@ class Renderer:
         return load_tokenizer(self.request.tokenizer)
 
     @functools.cached_property
+    def code(self) -> dict[str, list[str]]:
+        """Text or code of the template, and code of the format, by name. Code of this package is left out."""
+        template = list(filter(None, (self.template.jinja, code_sha256(self.template))))
+        code = {f"template {self.request.template}": template, f"format {self.request.format}": self.format.code}
+        return {name: hashes for name, hashes in code.items() if hashes}
+
+    @functools.cached_property
     def key(self) -> str:
-        """Hash of all that decides the documents, including the code of a template of another package."""
+        """Hash of all that decides the corpus, including the code of a template and of a format of another package."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
-        template = filter(None, (self.template.jinja, code_sha256(self.template)))
-        return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
+        code = itertools.chain.from_iterable(self.code.values())
+        return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *code])
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record (JSON as bytes, or a table row). Raise a RecordError for an invalid record."""

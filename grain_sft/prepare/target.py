@@ -250,4 +250,4 @@ def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs
-    return {"request": identity.get("request"), "tokenizer": identity.get("tokenizer"), "inputs": inputs}
+    return {name: identity.get(name) for name in ("request", "tokenizer", "code")} | {"inputs": inputs}

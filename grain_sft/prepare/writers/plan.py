@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from grain_sft.corpus import LABEL_MASKS, SPLIT, split_metadata
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.documents import Block, Documents
+from grain_sft.prepare.documents import Block, Documents, Ids
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.splits import Rule, Splits
+from grain_sft.registry import code_sha256, entry_errors, is_ours
 from grain_sft.storage import files
 
 
@@ -138,9 +140,9 @@ class Format:
     """A format of corpora on disk, and the functions that write it.
 
     Attributes:
-      rule: Function that divides documents into splits and orders them.
+      rule: Function that divides documents into splits and orders them. Each kept document is in one split.
       check: Function that raises an error if the format can't hold the plan's documents, or needs a library that is missing.
-      tasks: Function that returns the parts of a split, in order.
+      tasks: Function that returns the parts of a split, in order. Together, they have all tokens of the split.
       write: Function that writes the files of one part, each atomically.
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus's folder, for `open_corpus`.
@@ -166,16 +168,62 @@ class Format:
     holds_loss: bool = True
     max_seed: int | None = None
 
+    @property
+    def code(self) -> list[str]:
+        """SHA-256 of each file that defines functions of this format; [] for a format of this package."""
+        hashes = map(code_sha256, (self.rule, self.check, self.tasks, self.write, self.finish))
+        return list(dict.fromkeys(filter(None, hashes)))
+
+    def errors_of(self, function: str, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context that turns exceptions of another package's `function` of the format `name` into PrepareErrors."""
+        where, ours = f"format {name}: {function}", is_ours(getattr(self, function))
+        return contextlib.nullcontext() if ours else entry_errors(PrepareError, where, "Fix its code.")
+
+    def divided(self, ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
+        """Return the result of `rule`. If it is of another package, check that each kept document is in one split."""
+        with self.errors_of("rule", request.format):
+            splits = dict(self.rule(ids, kept, request) or {})
+            found = ids[kept] if is_ours(self.rule) else np.concatenate([[], *splits.values()])
+            is_whole = is_ours(self.rule) or np.array_equal(np.sort(found), np.sort(ids[kept]))
+        if not is_whole or {*splits} - {"val"} != {"train"}:
+            problem = f"rule put {len(found)} documents in the splits {list(splits)}"
+            expected = f"each of the {int(kept.sum())} documents once in 'train' or 'val'"
+            raise PrepareError(f"format {request.format}: {problem}; expected {expected}. Fix its code.")
+        return splits
+
     def tasks_of(self, plan: Plan) -> list[Task]:
         """Return the parts of all splits. Raise a PrepareError if the format can't hold the plan's documents."""
-        self.check(plan)
+        name = plan.request.format
+        with self.errors_of("check", name):
+            self.check(plan)
+        tasks = []
         for split, counts in plan.statistics.items():
             without_loss = counts.tokens - counts.trainable_tokens
             if without_loss and not self.holds_loss:
                 problem = f"has no masks, but {without_loss:,} of {counts.tokens:,} tokens of {split} take no loss"
                 fix = "Choose a format with masks: olmo, episodes or openchat"
-                raise PrepareError(f"format {plan.request.format}: {problem}. {fix}.")
-        return [task for split in plan.splits for task in self.tasks(plan, split)]
+                raise PrepareError(f"format {name}: {problem}. {fix}.")
+            with self.errors_of("tasks", name):
+                parts = list(self.tasks(plan, split) or ())
+                found, expected = sum(part.tokens for part in parts), counts.tokens
+            if found != expected:
+                problem = f"tasks returned parts of {found:,} tokens; expected the {expected:,} of {split}"
+                raise PrepareError(f"format {name}: {problem}. Fix its code.")
+            tasks += parts
+        return tasks
+
+    def finish_written(self, plan: Plan) -> None:
+        """Call `finish`. If `write` is of another package, check that the files of all splits exist."""
+        name, splits = plan.request.format, () if is_ours(self.write) else plan.splits
+        if splits and not files.glob(plan.path("*")):
+            raise PrepareError(f"format {name}: write wrote no file below {plan.folder}. Fix its code.")
+        with self.errors_of("finish", name):
+            self.finish(plan)
+        for split in splits:
+            path = self.split_paths.get(split)
+            if path is None or not files.glob(glob.escape(plan.path(path)) + "*"):
+                problem = f"split_paths has {path!r} for {split}, which was not written"
+                raise PrepareError(f"format {name}: {problem}. Fix the path, or `write`.")
 
 
 @contextlib.contextmanager

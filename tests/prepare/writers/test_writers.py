@@ -1,5 +1,6 @@
 """`convert` writes the files of each format's original tool. `sft_files` and plain Python here imitate these tools."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sft_files
+from prepared import save_trained, write_chats
 from pyarrow import parquet
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import convert
+from grain_sft.prepare import Dataset, Request, convert, prepare
+from grain_sft.prepare.writers import olmo
 
 Documents = list[tuple[np.ndarray, np.ndarray]]
 
@@ -111,3 +114,28 @@ def test_openchat_tables_are_those_of_the_original_tool(tmp_path: Path, weighted
         assert found == expected
         first = np.fromfile(tmp_path / f"out/openchat.{name}.first_weights.bin", "<f4")
         assert first.tolist() == [float(loss[0]) for _, loss in docs]
+
+
+WRONG: dict = {
+    "rule put 10 documents in the splits .'train'.; expected each of the 20": {
+        "rule": lambda ids, *_: {"train": ids[::2]}
+    },
+    "tasks returned parts of 0 tokens; expected the .* of train": {"tasks": lambda *_: None},
+    "write wrote no file below": {"write": lambda *_: None},
+    "finish: ZeroDivisionError: .*Fix its code": {"finish": lambda *_: 1 // 0},
+    "split_paths has 'other' for train, which was not written": {"split_paths": {"train": "other"}},
+    r"\n  code.format test_writers:WRITER": {},
+}
+
+
+def test_wrong_functions_and_changed_code_of_the_writer_of_another_package_are_refused(tmp_path, monkeypatch):
+    chats, model = write_chats(tmp_path / "chats.jsonl", 20), save_trained(tmp_path)
+    request = Request((Dataset((str(chats),)),), "primer", str(model), "test_writers:WRITER")
+    for message, changes in WRONG.items():
+        functions = {"write": lambda *each: olmo.write(*each)} | changes
+        monkeypatch.setitem(globals(), "WRITER", dataclasses.replace(olmo.FORMAT, **functions))
+        if not changes:
+            prepare(request, tmp_path / "out", workers=1, overwrite=True)
+            monkeypatch.setattr("grain_sft.prepare.writers.plan.code_sha256", lambda function: "other")
+        with pytest.raises(PrepareError, match=message):
+            prepare(request, tmp_path / "out", workers=1, overwrite=bool(changes))
