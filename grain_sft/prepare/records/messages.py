@@ -3,7 +3,7 @@
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.conversation import CALLS, REASONING, Message, Record, Roles
+from grain_sft.prepare.records.conversation import CALLS, OPTIONAL, REASONING, Message, Record, Roles
 from grain_sft.prepare.records.strict_json import check_json, check_text, decoded, found, kind, shown, suggestion
 
 _MESSAGE_KEYS = frozenset([
@@ -53,7 +53,7 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
         if "role" in entry and "from" not in entry:  # then all messages must have this form
             return read_messages(record, key, roles)
         check_keys(entry, _TURN_KEYS, where)
-        if unread := [name for name in ("function_call", *CALLS, *REASONING) if entry.get(name)]:
+        if unread := [name for name in ("function_call", *OPTIONAL) if entry.get(name)]:
             raise RecordError(f"{where}.{unread[0]}: not read in ShareGPT's turns. Use turns of 'role' and 'content'.")
         role = _TURN_ROLES[_role_of(entry, where, tuple(_TURN_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))

@@ -63,6 +63,11 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         for key in ("chat_template_kwargs", "loss_mask"):
             if name != "text" and mapped.get(key):
                 raise RecordError(f"{key}: not read. Remove the key, or write its effect into the messages.")
+        for key in ("label", "kto_tag"):  # in unpaired preferences of TRL and LLaMA-Factory; 0 or "false" in some files
+            label = mapped.get(key)
+            is_zero = name == "prompt_completion" and (label == 0 or str(label).lower() in ("0", "false"))
+            if is_zero or (label is False and name not in ("text", "preference")):
+                raise RecordError(f"{key}: {json.dumps(label, default=str)} marks a bad answer. Remove it, or the key.")
         conversation = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
@@ -172,10 +177,6 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 def _parse_prompt_completion(record: Record) -> Conversation:
     """Parse {"prompt", "completion"}, each a text or a list of messages. The prompt takes no loss."""
-    label = record.get("label")  # in TRL's unpaired preferences; a file of integers or texts has 0 or "false"
-    if label == 0 or str(label).lower() in ("0", "false"):
-        problem = f"label: {json.dumps(label, default=str)} marks a completion that a model must not learn"
-        raise RecordError(f"{problem}. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     messages = (*_untrained(prompt), *completion)
     return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
