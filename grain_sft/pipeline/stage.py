@@ -82,7 +82,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     The samplers apply the weights of `amendments`, but not the skips. So the samplers count data steps: with 3
     steps skipped at step 5, step 10 of the run is step 13 of the samplers.
     """
-    progress: dict[Any, Progress] = {}  # by the key that `_streams` yields for the stream
+    progress: dict[Any, dict[str, Progress]] = {}  # by the stream's key, as in `_streams`, and the stream's name
     samplers: list[MappedSampler] = []
     gaps = []
     first_step = 0
@@ -112,8 +112,8 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
                 raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
         first_step = sampler.num_steps
-        for key, length, stream in _streams(stage, sampler):
-            progress[key] = _progress(sampler, stream, length)
+        for key, length, stream in reversed(list(_streams(stage, sampler))):
+            progress[key] = {stream.name: _progress(sampler, stream, length)} | progress.get(key, {})
     for _, amendment in reweights:
         if amendment not in applied:
             change = f"reweight {', '.join(amendment.reweight)} from step {amendment.step}"
@@ -122,14 +122,22 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     return samplers, tuple(gaps)
 
 
-def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
+def _starts(
+    stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress]]
+) -> tuple[dict[str, tuple[int, int]], int]:
     """Return the argument `starts` of `Sampler.continued` for stage `number`, and the number of tokens that are left out.
 
     Tokens are left out if an earlier stage with shorter rows ended inside a row of this stage.
+
+    Two sources of a mixture may have equal keys. So a stream continues the stream of its own name or, if there is none, the
+    first that is left. A stream that is continued is removed from `progress`.
     """
     starts, gap = {}, 0
-    for key, length, stream in _streams(stage, stage.sampler):
-        epoch, tokens, batching = progress.get(key, (0, 0, ""))
+    streams = _streams(stage, stage.sampler)
+    for key, length, stream in sorted(streams, key=lambda each: each[2].name not in progress.get(each[0], {})):
+        left = progress.get(key, {})
+        name = stream.name if stream.name in left else next(iter(left), "")
+        epoch, tokens, batching = left.pop(name, (0, 0, ""))
         if tokens and batching != stream.batching:
             earlier = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
             problem = f"stage {number}: {earlier}; this stage has batches of {stream.batching}"
@@ -158,13 +166,9 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
     """Yield (key, tokens of a row, stream) for each stream of `sampler`, a sampler of `stage`.
 
-    A stage continues a stream of an earlier stage if their keys are equal. A key ends with a count, because two sources of a
-    mixture may read the same corpus.
+    A stage continues a stream of an earlier stage if their keys are equal.
     """
-    counts: dict[Any, int] = {}
     for stream in sampler.streams:
         layout, order = stage.source.layout.parts[stream.name], stream.source
         shards = tuple(shard.path for shard in layout.corpus.shards)
-        key: Any = shards, layout.stream_key, order.order, order.shuffle, order.seed
-        counts[key] = counts.get(key, 0) + 1
-        yield (key, counts[key]), layout.sequence_length, stream
+        yield (shards, layout.stream_key, order.order, order.shuffle, order.seed), layout.sequence_length, stream
