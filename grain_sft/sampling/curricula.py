@@ -59,7 +59,8 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
-    # The last bucket has the longest rows. Its batches have the numbers from `first_longest` on, and one begins the epoch.
+    # The last bucket has the longest rows. Its batches have the numbers from `first_longest` on, and one begins the epoch. In a
+    # growing curriculum, this bucket may have no batch. The order then stays as it is, as in OLMo-core.
     first_longest = num_batches - int(counts[-1])
     if curriculum == "natural":
         order: Ints = np.arange(num_batches)
