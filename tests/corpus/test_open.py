@@ -74,10 +74,10 @@ def test_a_single_file_opens_by_every_form_of_its_path(tree, monkeypatch):
 def test_the_name_of_an_existing_file_is_not_a_pattern_and_tokens_may_look_like_text(tmp_path, write_tokens):
     path = write_tokens("run[1]/part[0].npy", [1, 2])
     write_tokens("run1/part0.npy", [1])
-    for where in (path.parent, path, [path]):
+    # The first name is not that of a file of sources. Those are named "sources.bin" or "a.sources.bin".
+    others = write_tokens("code_sources.bin", [1, 2]), write_tokens("brace.dat", [ord("{"), 1])
+    for where in (path.parent, path, [path], *others):
         assert open_corpus(where).num_tokens == 2
-    # This name is not that of a file of sources. Those are named "sources.bin" or "a.sources.bin".
-    assert open_corpus([write_tokens("code_sources.bin", [1, 2])]).num_tokens == 2
     # The bytes of these tokens are those of the text "aaaaaaaa".
     assert open_corpus(write_tokens("text.dat", [0x61616161] * 2), format="files", dtype="uint32").num_tokens == 2
 

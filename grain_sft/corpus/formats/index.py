@@ -33,14 +33,15 @@ _EDITED = "It was edited or damaged: build it again with `grain-sft index`."
 
 
 class Index(Format):
-    """Format of a saved index: a file whose name ends in .json, or a local file that begins with "{"."""
+    """Format of a saved index: a file whose name ends in .json, or a local text file that begins with "{"."""
 
     expected = "an index that `grain-sft index` or MaxText wrote"
     rank = 0
     any_path = lists_paths = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        is_json = path.endswith(".json") or (not files.is_remote(path) and (head_of(path) or b"").startswith(b"{"))
+        head = b"" if files.is_remote(path) else head_of(path) or b""
+        is_json = path.endswith(".json") or (head.startswith(b"{") and b"\0" not in head)
         return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
