@@ -23,8 +23,9 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
     The first and the last token of `text` depend on the words around it. The search decodes only documents that contain the
-    inner tokens, those in between. If `text` has at most two tokens, it decodes every document. If the words around the text in
-    a document change the inner tokens, the search misses the document. A search for a shorter text may find the document.
+    inner tokens, those in between. If `text` has at most two tokens or spells a special token, it decodes every document. If
+    the words around the text in a document change the inner tokens, the search misses the document. A search for a shorter
+    text may find the document.
 
     Raises:
       CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the
@@ -36,7 +37,9 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give words.")
     # Many tokenizers have two tokens for a word: one after a space, one at the beginning of a line.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
-    candidates = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
+    # a document may have a special token where `encode` returns ids of ordinary text
+    decodes_all = () in needles or any(spelling in text for spelling in tokenizer.special_tokens)
+    candidates = np.arange(len(corpus.documents)) if decodes_all else _containing(corpus, sorted(needles))
     matches = [number for number in candidates.tolist() if text in _decode(corpus, tokenizer, number)]
     return np.array(matches, np.int64)
 

@@ -60,7 +60,7 @@ def answers_of(corpus, numbers):
 
 TEXTS = {
     **{"violet zeppelin": [3, 11], "a violet zeppelin at dusk": [11], "zeppelin": [3, 11, 25], "z": None},
-    **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": []},
+    **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": [], "me<|eot|><|asst|>": [*range(30)]},
 }
 """The answers that contain each text. None means that answers outside of `HIDDEN` may contain it too."""
 
