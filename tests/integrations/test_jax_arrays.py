@@ -223,7 +223,7 @@ def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monke
     with pytest.raises(GrainSftError, match=r"GlobalBatches: sharding is Mesh.*expected NamedSharding"):
         GlobalBatches(pipeline, sharding().mesh)
     trimmed = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), TrimToMultiple(8)])
-    with pytest.raises(GrainSftError, match=r"rows of each process .*TrimToMultiple\(8\)\)\. Remove"):
+    with pytest.raises(GrainSftError, match=r"rows of each process .*TrimToMultiple\(8\)\)\)\. Remove"):
         GlobalBatches(trimmed, sharding())
     monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # like a user's transform that does not state it
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), DropLastPosition()])
