@@ -171,8 +171,7 @@ def _shapes(stage: Pipeline) -> Iterable[tuple[int, int]]:
     """Return the shape (rows, columns) of each array that a stage's batches may have."""
     layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
     if any(trait(each, "trims_columns") for each in stage.transforms):
-        problem = "a transform cuts the rows of each process to another length"
-        raise PipelineError(f"{problem} ({stage.transforms!r}). Remove it.")
+        raise PipelineError(f"a transform cuts each batch to a length of its own: {stage.transforms!r}. Remove it.")
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:

@@ -155,12 +155,10 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
     wrong: dict[str, Bools] = {}
     if not positions_apart:
-        # where a segment begins, `diff` is not 0, so the product is 0 only if the position is 0
+        # A segment begins where `diff` is not 0. After padding, which may replace withdrawn tokens, it may also continue.
+        after_padding = np.pad(segments[:, :-1] == 0, ((0, 0), (1, 0)))
         begins_wrong = np.diff(segments, axis=1, prepend=0) * positions != 0
-        begins_wrong[:, 1:] &= (
-            segments[:, :-1] != 0
-        )  # in a window, padding may replace the withdrawn beginning of a segment
-        wrong["a segment does not begin at position 0"] = begins_wrong
+        wrong["a segment does not begin at position 0"] = begins_wrong & ~after_padding
         wrong["a position is not 1 more than the position before it"] = inside & (np.diff(positions, axis=1) != 1)
     in_loss = target_segments != 0
     wrong["a target is not the token that follows"] = inside & in_loss[:, :-1] & (targets[:, :-1] != inputs[:, 1:])

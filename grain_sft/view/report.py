@@ -50,8 +50,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       CorpusFileError, CorpusError: Files cannot be read.
     """
     source, sampler = pipeline.source, pipeline.sampler
-    layout = source.layout
-    corpus = layout.corpus
+    layout, corpus = source.layout, source.layout.corpus
     total = max(1, sampler.num_instances // sampler.global_batch_size)  # steps of one epoch, if the run is endless
     if sampler.num_steps is not None:
         total = sampler.num_steps - sampler.first_step
@@ -227,8 +226,7 @@ def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
         entries: list[LeftOut] = []
         for split, counts in manifest["splits"].items():
             entries.append((f"preparing: truncated, split {split}", counts["truncated"], counts["cut_tokens"]))
-        for reason, count in manifest["dropped"].items():
-            entries.append((f"preparing: dropped, {reason}", count, None))
+        entries += [(f"preparing: dropped, {reason}", count, None) for reason, count in manifest["dropped"].items()]
         entries.append(("preparing: rejected", manifest["rejected"], None))
         return [entry for entry in entries if entry[1]]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -124,8 +124,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
-        withdrawn_pieces = (piece for piece in pieces if piece.withdrawn == piece.stop - piece.start)
-        notes += [f"padding: {describe_origin(piece)}" for piece in withdrawn_pieces]
+        notes += [f"padding: {describe_origin(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
         if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
@@ -138,8 +137,6 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 def _rows_of_failing_filter(stage: Pipeline, step: int) -> set[int]:
     """Return the rows of this host's batch from which an `NgramFilter` removed the loss."""
     rows = set[int]()
-    if not any(trait(transform, "filters_repetition") for transform in stage.transforms):
-        return rows
     element = stage.source_at(step).read(stage.sampler.rows(step))
     for transform in stage.transforms:
         tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in element else _SOURCE_KEYS[:2]
@@ -238,8 +235,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
     in_batch, in_layout = np.bincount(segments, minlength=count), np.zeros(count, np.int64)  # tokens of each segment
     for piece in pieces:
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
-    differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
-    first = differing[0] if len(differing) else None
+    first = next(iter(np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1), None)  # first segment that differs
     # no note if only the end of the row is missing: a transform may cut the last columns
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"

@@ -68,9 +68,8 @@ def test_shifted_boundaries_and_boundaries_outside_of_the_tokens_are_found(tmp_p
     whole = np.fromfile(paths[0], np.uint64)
     for index in paths:
         poke(index, np.uint64, slice(0, None, 2), np.fromfile(index, np.uint64)[::2] - np.uint64(1))
-    report = check(root, full=full)
-    assert [each[0] for each in wrongs(report)] == ["boundaries"]
-    assert "don't end with the EOS token 2" in sentences(report)
+    ((kind, _, _),) = wrongs(report := check(root, full=full))
+    assert kind == "boundaries" and "don't end with the EOS token 2" in sentences(report)
     whole[-1] += np.uint64(1)
     whole.tofile(paths[0])
     report = check(root, full=full)
@@ -167,10 +166,8 @@ def test_duplicates_are_counted_and_are_faults_only_with_refuse_duplicates(tmp_p
     assert report.sound and report.figures["duplicate_documents"] == 3
     assert report.figures["duplicate_tokens"] == 2 * len(docs[7][0]) + len(docs[9][0])
     arguments = ["verify", str(root), "--full", "--eos-token-id", str(EOS), "--vocab-size", "1000"]
-    assert main(arguments) == 0
-    assert "3 documents" in capsys.readouterr().out
-    assert main([*arguments, "--refuse-duplicates"]) == 1
-    assert "documents 7 and 300" in capsys.readouterr().out
+    assert main(arguments) == 0 and "3 documents" in capsys.readouterr().out
+    assert main([*arguments, "--refuse-duplicates"]) == 1 and "documents 7 and 300" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])

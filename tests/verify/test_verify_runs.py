@@ -206,8 +206,7 @@ def test_exit_codes_and_json_state_the_result(tmp_path, config, capsys):
     assert main(["verify", str(root), "--json"]) == 1
     (finding,) = (each for each in json.loads(capsys.readouterr().out)["findings"] if each["wrong"])
     assert finding["where"].endswith("train_idx.npy") and finding["check"] == "boundaries"
-    assert main(["verify", str(tmp_path / "nothing")]) == 1
-    assert "no such file" in capsys.readouterr().out.lower()
+    assert main(["verify", str(tmp_path / "nothing")]) == 1 and "no such file" in capsys.readouterr().out.lower()
     assert main(["verify", str(config()), "--vocab-size", "1000"]) == 0
     for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
         assert main(["verify", str(root), *unused]) == 1
@@ -230,8 +229,7 @@ def test_a_corpus_a_config_and_a_plan_are_recognized_by_name_and_content(tmp_pat
     assert verify(tmp_path / "plan").what == "plan"
     (tmp_path / "mix.txt").write_text("a,olmo/token_ids_part_0000.npy\n")
     assert verify(tmp_path / "mix.txt", options={"dtype": "uint16"}).what == "corpus"
-    with gzip.open(tmp_path / "odd.json", "wb") as file:
-        file.write(b"{}")
+    (tmp_path / "odd.json").write_bytes(gzip.compress(b"{}"))
     assert not verify(tmp_path / "odd.json").sound
     with pytest.raises(CorpusError, match="expected one of corpus, plan, config"):
         verify(root, what="thing")
