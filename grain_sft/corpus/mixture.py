@@ -30,14 +30,15 @@ class MixtureCorpus(Corpus):
     def of(cls, parts: tuple[Corpus, ...]) -> Self:
         """Return the mixture of the corpora `parts`. Raise CorpusError if two were made with different tokenizers."""
         known = [part for part in parts if part.tokenizer_sha256 is not None]
+        sha256 = known[0].tokenizer_sha256 if known else None
         for part in known:
-            if part.tokenizer_sha256 != known[0].tokenizer_sha256:
+            if part.tokenizer_sha256 != sha256:
                 own, first = (f"{each.tokenizer!r} (sha256 {each.tokenizer_sha256})" for each in (part, known[0]))
                 problem = f"{part.shards[0].path}: the corpus was made with the tokenizer {own}"
                 other = f"that of {known[0].shards[0].path} with {first}"
                 raise CorpusError(f"{problem}, but {other}. Expected one tokenizer. Prepare one of them again.")
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
-        return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)
+        return cls(tuple(shard for part in parts for shard in part.shards), dtype, tokenizer_sha256=sha256, parts=parts)
 
     @functools.cached_property
     def documents(self) -> Documents:

@@ -74,7 +74,8 @@ def test_a_record_of_a_mixture_is_shown_in_words(run):
     """Amendments read "chat:7" as document 7 of the source chat, so record 7 must not look like that."""
     mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1}}
     config = sections(None, 512, corpus={"mixture": mixture}, layout="packed") | {"transforms": ["shift_targets"]}
-    piece = view_rows(load(config), 0)[0].pieces[0]
+    piece = view_rows(pipeline := load(config), 0)[0].pieces[0]
+    assert pipeline.source.layout.corpus.tokenizer_sha256 == load(run).source.layout.corpus.tokenizer_sha256 is not None
     assert f" of {piece.source}, record {piece.record}, tokens " in describe_origin(piece)
 
 
@@ -231,8 +232,7 @@ def test_wrong_steps_rows_tokenizers_and_hosts_are_errors(run, capsys):
         ("--step 0 --tokenizer nowhere", "nowhere: no such file"),
         ("--step 0 --host 0/3", "3 hosts"),
     ):
-        assert main(["inspect", str(run), *arguments.split()]) == 1
-        assert words in capsys.readouterr().err
+        assert main(["inspect", str(run), *arguments.split()]) == 1 and words in capsys.readouterr().err
 
 
 def test_colours_are_printed_only_on_terminals_without_no_color_and_any_encoding_works(run):
