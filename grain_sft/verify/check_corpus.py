@@ -73,7 +73,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
         # prepare.json has the counts of all files of a split, whose names differ only in numbers
         home = files.parent(manifest_path or path)
-        pattern = home + re.sub(r"\d+", "*", path.removeprefix(home))
+        pattern = home + re.sub(r"\d", "[0-9]", path.removeprefix(home))
         if manifest is not None and files.glob(pattern) != sorted(shard.path for shard in corpus.shards):
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
