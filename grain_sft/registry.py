@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import hashlib
 import importlib
+import marshal
 import multiprocessing
 import sys
 import traceback
@@ -143,9 +144,11 @@ def is_ours(entry: Any) -> bool:
 
 
 def code_sha256(entry: Any) -> str | None:
-    """Return the SHA-256 of the file that defines an entry; None if the entry is part of this package or has no file."""
-    file = getattr(sys.modules.get(entry.__module__), "__file__", None)
-    return None if is_ours(entry) or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    """Return the SHA-256 of an entry's file or, without a file as in a notebook, of a function's code; None for our entries."""
+    file = Path(getattr(sys.modules.get(entry.__module__), "__file__", None) or "")
+    # format 2, because the bytes of later formats depend on the process
+    code = file.read_bytes() if file.is_file() else marshal.dumps(getattr(entry, "__code__", None), 2)
+    return None if is_ours(entry) or code == marshal.dumps(None, 2) else hashlib.sha256(code).hexdigest()
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

@@ -119,7 +119,8 @@ class NpyDataSource(RowSource):
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
         segments, loss = read.segment_ids, read.loss  # `loss` is None, a mask (bool) or weights (float32)
-        mask = segments != 0 if loss is None else _as_mask(loss)
+        mask = segments if loss is None else loss
+        mask = mask if mask.dtype == np.bool_ else mask != 0
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
         if loss is not None and loss is not mask:
             element["loss_weights"] = loss
@@ -254,11 +255,6 @@ class NpyDataSource(RowSource):
 
 def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
     return stack.first, [(row,) for row in stack.rows]
-
-
-def _as_mask(loss: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return `loss` itself if it is a mask, else the mask of the weights that are not 0."""
-    return loss if loss.dtype == np.bool_ else loss != 0
 
 
 def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
