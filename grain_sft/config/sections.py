@@ -140,7 +140,7 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Args:
       steps: Number of steps of the stage. A stage states `steps` or `tokens`; the last stage may omit both.
-      tokens: Number of tokens of the stage, padding included, rounded up to whole steps.
+      tokens: Number of tokens of the stage, rounded up to whole steps. All columns of the layout's rows count, also padding.
       corpus: Keys of `corpus` that differ in the stage. A stage that gives a `path` inherits no key of the config's
         `corpus`. If both the stage and the config give a `mixture`, the two are merged key by key. If only the stage gives a
         `mixture`, it inherits no key of the config's `corpus`.
