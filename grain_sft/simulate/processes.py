@@ -168,7 +168,7 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
             changes["mixture"] = sources
         return changes
 
-    changes = changes_of(read_config(config)[1]["corpus"])
+    changes = changes_of(read_config(config)[1].get("corpus", {}))  # stages may have the only corpora
     return {"inherits": os.path.abspath(config), "corpus": changes} if changes else config
 
 

@@ -219,10 +219,11 @@ def test_a_process_measures_the_steps_that_it_makes_and_writes_no_audit_log(chat
     assert not list(tmp_path.glob("audit*"))
 
 
-def test_a_process_measures_the_stage_of_its_first_step(chats):
-    config = config_of(chats, PACKED, 4)
-    config["stages"] = [{"steps": 4}, {"steps": 3}, {"layout": {"sequence_length": 512}}]
-    assert measure(config, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
+def test_a_process_measures_the_stage_of_its_first_step(chats, tmp_path):
+    stage = {"corpus": (config := config_of(chats, PACKED, 4)).pop("corpus")}
+    config["stages"] = [stage | {"steps": 4}, stage | {"steps": 3}, stage | {"layout": {"sequence_length": 512}}]
+    own = processes._config_with_own_caches(str(write_config(tmp_path / "config.json", config)), "/own")
+    assert measure(own, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
