@@ -159,8 +159,7 @@ def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_
 
 def test_workers_end_when_their_iterator_is_closed_and_next_then_raises(write_tokens):
     layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
-    before = set(multiprocessing.active_children())
-    iterator = pipeline_of(layout).iter(worker_count=1)
+    before, iterator = set(multiprocessing.active_children()), pipeline_of(layout).iter(worker_count=1)
     next(iterator)
     mine = set(multiprocessing.active_children()) - before
     for _ in range(2):
@@ -176,8 +175,7 @@ def test_workers_end_when_their_iterator_is_closed_and_next_then_raises(write_to
 
 
 def test_threads_that_close_one_iterator_together_close_it_once(write_tokens):
-    made = pipeline_of(WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16))
-    observer = Observer()
+    made, observer = pipeline_of(WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)), Observer()
     observer.iterator_closed = mock.Mock()
     iterator = Pipeline(made.source, made.sampler, made.transforms, observers=[observer]).iter()
     threads = [threading.Thread(target=iterator.close) for _ in range(2)]
