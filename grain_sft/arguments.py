@@ -75,7 +75,8 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def _wrong_type(name: str, value: object, expected: str) -> WrongTypeError:
-    return WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+    found = shortened(" ".join(repr(value).split()))  # the repr of an array has newlines
+    return WrongTypeError(f"{name} is {found} ({type(value).__name__}); expected {expected}.")
 
 
 def _items(value: object) -> list[Any] | None:

@@ -94,8 +94,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{fix}") from error
     if not isinstance(stated, dict):
         found = "nothing" if stated is None else shortened(repr(stated))
-        expected = f"expected sections {', '.join(SECTIONS)}"
-        raise ConfigError(f"{path}: {expected}; found {found}. Write these sections.")
+        raise ConfigError(f"{path}: expected sections {', '.join(SECTIONS)}; found {found}. Write these sections.")
     inheriting.append(path)
     return inherit(path, os.path.dirname(path), stated, inheriting)
 

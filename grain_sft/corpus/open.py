@@ -184,6 +184,8 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
             if found is not None:
                 return form.read(found, options, listing)
+    if FORMATS[format].detect is Format.detect:
+        raise CorpusError(f"corpus format {format} has no method `detect`. Define it.")
     problem = f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}"
     raise CorpusError(f"{problem}. Give another path or format.")
 

@@ -17,8 +17,8 @@ from grain_sft.errors import CorpusError
 from grain_sft.registry import Registry, entry_errors, is_ours
 
 __all__ = [
-    "FORMATS", "CorpusMetadata", "DirectoryListing", "Format", "ReadOptions", "Split", "TokenFile", "errors_of",
-    "formats", "scan_corpus",
+    "FORMATS", "CorpusMetadata", "DirectoryListing", "Format", "ReadOptions", "Split", "TokenFile", "checked_part",
+    "errors_of", "formats", "scan_corpus",
 ]  # fmt: skip
 
 
@@ -59,10 +59,13 @@ class Format:
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus at `found`, the result of `detect`."""
         split = self.whole_split(found, options, listing)
+        name = f"{described(self)}.split"
+        check_type(
+            f"{name}: its result", getattr(split, "files", split), tuple | list, "a Split whose files are a tuple"
+        )
         if not split.files:
-            name = type(self).__name__
-            raise CorpusError(f"{found}: {name}.split returned no files. Return token files, or define {name}.read.")
-        parts = [self.part(path, listing) for path in split.files]
+            raise CorpusError(f"{found}: {name} returned no files. Return token files, or define `read`.")
+        parts = [checked_part(self, path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
         if split.continued is not None:
             parts = [part._replace(continues=part.tokens in split.continued) for part in parts]
@@ -133,6 +136,15 @@ def formats() -> list[Format]:
 def described(form: Format) -> str:
     """Return a format's name in messages, such as "corpus format my_package.formats:Wikidump"."""
     return f"corpus format {type(form).__module__}:{type(form).__qualname__}"
+
+
+def checked_part(form: Format, path: str, listing: DirectoryListing) -> TokenFile:
+    """Return `form.part(path)`. Raise an error if that is not the token file `path`."""
+    part = form.part(path, listing)
+    if getattr(part, "tokens", None) != path:
+        problem = f"{described(form)}.part returned {part} for {path}"
+        raise CorpusError(f"{problem}; expected a TokenFile of this path. Fix its code.")
+    return part
 
 
 _NO_GUARD = contextlib.nullcontext()  # one for all calls, because each file of a corpus causes ten of them

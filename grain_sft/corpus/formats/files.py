@@ -14,7 +14,7 @@ from typing import Any
 
 from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import Format, errors_of, formats
+from grain_sft.corpus.formats import Format, checked_part, errors_of, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus, scan_in_threads
 from grain_sft.corpus.shard import TOKEN_DTYPES
@@ -134,7 +134,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             home = form.home(path)
             if (form, home) not in split_at:
                 split_at[form, home] = form.split(home, listing)
-            part, split = form.part(path, listing), split_at[form, home]
+            part, split = checked_part(form, path, listing), split_at[form, home]
             continues = _continues(part, split, parts[-1].tokens if parts else "")
             parts.append(part._replace(label=label, continues=continues))
         splits.append(split)
