@@ -201,6 +201,8 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
     if ALGORITHMS[name].whole_batches:
         problem = "makes whole batches, but the batches of a mixture hold rows of all its sources"
         raise ConfigError(f"{where} {problem}. Choose another algorithm.")
+    if ALGORITHMS[name].packs_per_epoch and "seed" not in layout:
+        raise ConfigError(f"{where} shuffles by the key 'seed', which its layout lacks. Give layout.seed.")
     if ALGORITHMS[name].packs_per_epoch and not order_of(order).sequential:
         hint = "Give this source the key sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")

@@ -217,6 +217,7 @@ MISTAKES = [
     ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but on_exhausted='repeat'"),
     ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
     ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),
+    ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit"}, "Give layout.seed"),
     ("sampler.epochs", 2, "sampler.epochs: the sources of a mixture have epochs of their own"),
     ("sampler.last_batch", "run_on", "the sources of a mixture always run on"),
     ("sampler.on_exhausted", "stop", "no source is ever exhausted"),
