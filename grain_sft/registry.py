@@ -27,7 +27,7 @@ class Registry(Generic[Entry]):
       noun: Singular noun for messages, such as "order".
       error: Class of the errors that the table raises.
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
-      adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
+      adapt: Function of a registered or imported object and its name that returns the entry; by default, the object.
       kinds: Types that a registered or imported object may have.
       base: Base class of entries that are classes, and of the objects that `make` returns.
     """
@@ -37,7 +37,7 @@ class Registry(Generic[Entry]):
         noun: str,
         error: type[GrainSftError],
         entries: Mapping[str, Entry | str],
-        adapt: Callable[[Any], Entry] = lambda entry: entry,
+        adapt: Callable[[Any, str], Entry] = lambda entry, name: entry,
         kinds: tuple[Any, ...] = (Callable,),
         base: type = object,
     ) -> None:
@@ -86,7 +86,7 @@ class Registry(Generic[Entry]):
         if not isinstance(value, self._kinds):
             expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
             raise self._error(f"{self._noun} {name!r} is a {type(value).__name__}; expected {expected}. Fix the name.")
-        entry = self._adapt(value)
+        entry = self._adapt(value, name)
         if isinstance(entry, type):
             self._check_base(name, entry)
         return entry

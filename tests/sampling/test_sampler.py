@@ -246,6 +246,7 @@ def shifted(shift):
 
 
 FROM_MINUS_ONE, FROM_ZERO, FROM_ONE, FLOATS = map(shifted, (-1, 0, 1, 0.0))
+REPEATING = Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices // 2)
 
 
 def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
@@ -253,9 +254,10 @@ def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
     for order, step, expected in (
         ("FROM_MINUS_ONE", 0, "row -1 at index 0; expected 0 to 5"),
         ("FROM_ONE", 1, "row 6 at index 5"),
-        ("FLOATS", 0, r"float64 of shape \[3\] for 3 indices"),
+        ("FLOATS", 0, r"float64 of shape \[6\] for 6 indices"),
+        ("REPEATING", 0, r"expected each of 6 rows once; found"),
     ):
-        with pytest.raises(SamplerError, match=rf"order .*, epoch 0: {expected}"):
+        with pytest.raises(SamplerError, match=rf"order {__name__}:{order}, epoch 0: {expected}"):
             sampler(6, 3, f"{__name__}:{order}").rows(step)
 
 

@@ -149,7 +149,7 @@ class PackingAlgorithm:
     order: str | None = None
 
     @classmethod
-    def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
+    def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows], name: str) -> PackingAlgorithm:
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:

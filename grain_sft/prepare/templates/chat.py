@@ -135,8 +135,8 @@ class Olmo(Chat):
         return OLMO_TEMPLATE
 
 
-def as_template(entry: Any) -> Any:
-    """Return the class for an entry of `TEMPLATES`, which may be the text of a Jinja template."""
+def as_template(entry: Any, name: str) -> Any:
+    """Return the class for the entry `name` of `TEMPLATES`, which may be the text of a Jinja template."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry

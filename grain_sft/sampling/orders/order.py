@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.registry import entry_errors, name_of
@@ -18,6 +19,7 @@ RowsAt = Callable[[int, Ints], Ints]
 from 0."""
 
 EPOCHS_KEPT = 2  # number of cached epochs: a batch may have rows of two epochs
+_MOST_CHECKED = 1 << 18  # most rows of an epoch that is checked as a whole: a check computes every row of the epoch
 
 
 def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
@@ -81,12 +83,7 @@ class Order:
                 where = f"order {name_of(permutation)}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
-                    has_all = rows.shape == (num_rows,) and np.array_equal(np.sort(rows), np.arange(num_rows))
-                if not has_all:
-                    raise SamplerError(
-                        f"{where}: expected each of {num_rows} rows once; found an array of shape {list(rows.shape)} that "
-                        f"repeats or lacks rows. Return a permutation of range({num_rows})."
-                    )
+                    _check_permutation(rows, num_rows, where)
                 return rows.astype(np.int64)
 
             return cached_by_epoch(rows_of)
@@ -94,10 +91,11 @@ class Order:
         return cls(make, **traits)
 
     @classmethod
-    def of(cls, entry: Self | Callable[[int, int, int], Any]) -> Self:
-        """Return `entry`, or `from_permutation(entry)` if it is not an `Order`.
+    def of(cls, entry: Self | Callable[[int, int, int], Any], name: str) -> Self:
+        """Return the entry `name` of the table: `entry`, or `from_permutation(entry)` if it is not an `Order`.
 
-        The rows of an `Order` of another package are checked: a row that does not exist, such as -1, is a `SamplerError`.
+        The rows of an `Order` of another package are checked. A row that does not exist, such as -1, is a `SamplerError`, and
+        so is an epoch of at most `_MOST_CHECKED` rows, which is kept in memory, that repeats or lacks rows.
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
@@ -106,13 +104,15 @@ class Order:
 
         def make(num_rows: int, **options: Any) -> RowsAt:
             """Return the `RowsAt` of `entry`, whose results are checked in each call."""
-            name, expected = f"order {name_of(entry.make)}", "Return the numbers of the rows at the indices."
-            with entry_errors(SamplerError, name, "Expected a function `make`, as in `Order`. Fix its code."):
+            expected = "Return the numbers of the rows at the indices."
+            with entry_errors(
+                SamplerError, f"order {name}", "Expected a function `make`, as in `Order`. Fix its code."
+            ):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
                 """Return the rows at `indices`. Refuse results of another shape or type, and rows that do not exist."""
-                where = f"{name}, epoch {epoch}"
+                where = f"order {name}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))
                 if rows.shape != indices.shape or rows.dtype.kind not in "iu":
@@ -124,6 +124,19 @@ class Order:
                     raise SamplerError(f"{where}: {problem}. {expected}")
                 return rows
 
-            return checked
+            def whole(epoch: int) -> Ints:
+                rows = checked(epoch, np.arange(num_rows))
+                _check_permutation(rows, num_rows, f"order {name}, epoch {epoch}")
+                return rows
+
+            return cached_by_epoch(whole) if num_rows <= _MOST_CHECKED else checked
 
         return dataclasses.replace(entry, make=make)
+
+
+def _check_permutation(rows: npt.NDArray[Any], num_rows: int, where: str) -> None:
+    if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
+        raise SamplerError(
+            f"{where}: expected each of {num_rows} rows once; found an array of shape {list(rows.shape)} that "
+            f"repeats or lacks rows. Return a permutation of range({num_rows})."
+        )
