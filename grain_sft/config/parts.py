@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE, order_of
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.errors import ConfigError, GrainSftError, LayoutError
 from grain_sft.layout import ALGORITHMS, LAYOUTS, Layout
 from grain_sft.options import Section, check, check_value, options_of
-from grain_sft.registry import Registry
+from grain_sft.registry import Registry, name_of
 from grain_sft.sampling import CurriculumSampler, Host, IndexSampler, Mixture, MixtureSampler, Sampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import TRANSFORMS
@@ -60,7 +60,13 @@ class PartsMaker:
             options = {name: value for name, value in layout.items() if name != "kind"}
             opened = self._corpus(corpus)
             with naming(self._where, f"{self._where}: layout"):
-                self._sources[key] = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
+                source = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
+                length = source.layout.sequence_length
+                # other layouts may have longer rows, which their own transforms cut, such as those of `megatron_gpt`
+                if length != options["sequence_length"] and tuple(source.layout.transforms) == Layout.transforms:
+                    found = f"{name_of(type(source.layout))}: sequence_length={length}, not that of the config"
+                    raise LayoutError(f"{found}. Set it to the argument, or state `transforms` that cut the rows.")
+                self._sources[key] = source
         return self._sources[key]
 
     def _single(
