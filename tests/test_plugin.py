@@ -21,8 +21,7 @@ from grain_sft.layout import Layout, PackingAlgorithm
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 from grain_sft.sampling import ORDERS
 
-PLUGIN = Path(__file__).parent / "plugin"
-LENGTH, PAIR = 32, np.arange(2)
+LENGTH, PAIR, PLUGIN = 32, np.arange(2), Path(__file__).parent / "plugin"
 CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
 MASKED = {"tokens": {"high": [*range(950, 1000)], "low": [3]}, "share": 0.5}
 
@@ -139,6 +138,7 @@ WRONG_MEMBERS = [
     ({"pieces": Layout.pieces}, "Wrong has no method `pieces`"),
     ({"__len__": lambda self: -1}, "layout test_plugin:Wrong: ValueError: .*Fix its code"),
     ({"__len__": lambda self: 0}, r"layout test_plugin:Wrong: __len__\(\)=0: expected an integer, 1 or more"),
+    ({"__len__": lambda self, calls=[]: calls.append(0) or len(calls)}, r"__len__\(\) is 1, then 2. Return one number"),
     ({"__init__": lambda *arguments: None}, "layout test_plugin:Wrong: AttributeError: .* 'corpus'. Fix its code"),
     ({"width": lambda self, rows: LENGTH // 2}, "ends after the row of 16"),
     ({"row_lengths": (LENGTH,), "row_counts": (3,)}, r"row_counts=\(3,\): expected \d+ rows of all row_lengths"),

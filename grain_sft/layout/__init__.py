@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
-from grain_sft.layout.checked_pieces import check_layout, checked_pieces
+from grain_sft.layout.checked_pieces import check_layout, check_repeated, checked_pieces
 from grain_sft.layout.columns import ColumnsLayout
 from grain_sft.layout.layout import BEGIN_OF_ROW, RECEIPT_VERSION, Layout, digest
 from grain_sft.layout.materialized import MaterializedLayout
@@ -61,8 +61,8 @@ __all__ = [
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
-    "attention_spread", "blend", "check_columns", "check_layout", "checked_pieces", "checked_record", "checked_rows",
-    "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in", "documents_of_record", "ends_of",
-    "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns",
-    "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
+    "attention_spread", "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces", "checked_record",
+    "checked_rows", "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in", "documents_of_record",
+    "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share",
+    "plan_columns", "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

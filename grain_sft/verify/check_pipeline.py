@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, checked_pieces, plan_columns
+from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, check_repeated, checked_pieces, plan_columns
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
 from grain_sft.storage import artifact
@@ -54,24 +54,38 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_layout(report: Report, layout: Layout, where: str) -> None:
-    """Check that each piece lies in its shard and fits its row. A fast check reads only the first and last rows."""
-    count = len(layout)
-    for begin in range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)}):
-        rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
-        with report.errors("layout", where, f"rows {begin} to {begin + len(rows) - 1}"):
-            checked_pieces(layout.pieces(rows), layout, rows)
-        if report.has_wrong("layout"):
-            return
+    """Check the pieces of the rows of each part of a layout. A fast check reads only the first and last rows.
+
+    Each piece must lie in its shard and its document, and fit its row. A row must not depend on the other rows of a call.
+    """
+    for name, part in layout.parts.items():
+        count, source = len(part), f"source {name}, " if name else ""
+        for begin in range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)}):
+            rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
+            with report.errors("layout", where, f"{source}rows {begin} to {begin + len(rows) - 1}"):
+                check_repeated(checked_pieces(part.pieces(rows), part, rows, part.documents), part, rows)
+            if report.has_wrong("layout"):
+                return
 
 
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Check that the sampler's rows exist. A full check on a single host also finds rows that the first epoch reads twice."""
+    """Check that the sampler's rows exist, and that a new sampler, which has nothing cached, returns the same rows.
+
+    A full check on a single host also finds rows that the first epoch reads twice.
+    """
     sampler, count = pipeline.sampler, len(pipeline.source)
+    new = sampler.with_host(sampler.host)
     for step in _end_steps(pipeline):
         rows = sampler.rows(step)
         outside = rows[(rows != FILL_ROW) & ((rows < 0) | (rows >= count))]
         if len(outside):
             report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
+            return
+        again = new.rows_at(step, np.arange(len(rows))[::-1])[::-1]
+        if (changed := rows != again).any():
+            slot, orders = changed.argmax(), ", ".join({stream.source.order: 0 for stream in sampler.streams})
+            sentence = f"order {orders} returns row {rows[slot]} in one call and row {again[slot]} in another"
+            report.wrong("sampler", where, f"{sentence}. Let it depend only on its arguments.", f"step {step}")
             return
     steps = sampler.steps_per_epoch
     if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:

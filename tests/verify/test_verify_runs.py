@@ -15,10 +15,11 @@ from sft_files import EOS
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
-from grain_sft.layout import PackedLayout
+from grain_sft.layout import PackedLayout, PaddedLayout
 from grain_sft.layout.plan import plan_columns
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
+from grain_sft.sampling.orders import Order
 from grain_sft.storage import artifact
 from grain_sft.verify import Report, verify
 from grain_sft.verify.check_pipeline import check_plan, wrong_in_batch
@@ -128,6 +129,22 @@ def test_a_sound_config_is_sound_and_a_full_check_counts_the_rows_of_its_first_e
     assert report.figures["rows_of_first_epoch"] == len(pipeline.source) // 4 * 4
     assert_finds(path, [("receipt", "config.json", "")], pipeline.receipt.code, receipt="gs1-0123456789abcdef")
     assert_finds(config(sampler={"sed": 1}), [("files", "config.json", "")], "sed")
+
+
+UNSTABLE = Order(lambda num_rows, **_: lambda epoch, indices: np.random.permutation(num_rows)[: len(indices)])
+
+
+def test_rows_that_differ_between_calls_and_rows_of_another_document_are_found(config, monkeypatch):
+    path = config(sampler={"order": f"{__name__}:UNSTABLE"})
+    assert_finds(path, [("sampler", "config.json", "step 0")], "UNSTABLE returns row ")
+    pieces = PaddedLayout.pieces
+    for change, message in (
+        (lambda own: {"length": np.minimum(own.length, 9 + len(own.row))}, "] in a call for 300 rows, but ["),
+        (lambda own: {"document": (own.document + 1) % 300}, "is not inside its document. Fix the layout"),
+    ):
+        changed = lambda *each, change=change: pieces(*each)._replace(**change(pieces(*each)))  # noqa: E731
+        monkeypatch.setattr(PaddedLayout, "pieces", changed)
+        assert_finds(config(layout={"kind": "padded"}), [("layout", "config.json", "rows 0 to 299")], message)
 
 
 def test_batches_whose_size_changes_with_the_step_and_batches_with_a_number_are_sound(config, monkeypatch):
