@@ -140,7 +140,7 @@ def test_a_users_format_opens_only_by_its_name(tmp_path, write_tokens, monkeypat
             "Wrong.split: its result is 5 (int); expected a Split whose files are a tuple",
         ),
         (path, "split", lambda *given: corpus.Split(str(path)), "(str); expected a Split whose files are"),
-        (path, "part", lambda *given: corpus.TokenFile("b"), "Wrong.part returned TokenFile(tokens='b'"),
+        ([path], "part", lambda *given: corpus.TokenFile("b"), "Wrong.part returned TokenFile(tokens='b'"),
         (path, "read", lambda *given: 7, "the corpus that the format returns is 7"),
         *(([tmp_path], name, None, "Wrong: TypeError: 'NoneType' object is not callable. Fix its") for name in guarded),
     ):

@@ -57,7 +57,8 @@ def render(
         raise PrepareError(f"{problem}; expected one of each. Fix its code.")
     for result in results:
         check_type(f"{name}: a result", result, Rendered | RecordError, "a Rendered or a RecordError")
-    return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
+    with entry_errors(PrepareError, name, "Fix its code."):  # tokens and loss may be anything
+        return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
 
 
 def _checked(result: Result, template: type[Template], name: str, vocab_size: int) -> Result:
@@ -70,8 +71,8 @@ def _checked(result: Result, template: type[Template], name: str, vocab_size: in
     problem = ""
     if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
         problem = f"made the id {wrong[0]}; expected 0 to {vocab_size - 1}"
-    elif ids.ndim != 1:
-        problem = f"made tokens of shape {ids.shape}; expected one dimension"
+    elif ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        problem = f"made tokens of shape {ids.shape} and dtype {ids.dtype}; expected integers of one dimension"
     elif loss.shape != ids.shape:
         problem = f"made loss of shape {loss.shape}; expected {ids.shape}, that of the tokens"
     elif len(wrong_loss):

@@ -201,8 +201,7 @@ class Format:
             without_loss = counts.tokens - counts.trainable_tokens
             if without_loss and not self.holds_loss:
                 problem = f"has no masks, but {without_loss:,} of {counts.tokens:,} tokens of {split} take no loss"
-                fix = "Choose a format with masks: olmo, episodes or openchat"
-                raise PrepareError(f"format {name}: {problem}. {fix}.")
+                raise PrepareError(f"format {name}: {problem}. Choose a format with masks: olmo, episodes or openchat.")
             with self.errors_of("tasks", name):
                 parts = list(self.tasks(plan, split) or ())
                 found, expected = sum(part.tokens for part in parts), counts.tokens

@@ -101,7 +101,8 @@ def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers,
     texts = [load_tokenizer(tokenizer).decode(each.tokens) for each in open_corpus(tmp_path / "out").iter_documents()]
     assert texts == ["HELLO</s>"] * 6
     code.write_text(code.read_text() + "# edited")
-    assert main(command) == 1 and "from other inputs or options" in capsys.readouterr().err
+    expected = f"from other inputs or options. What changed:\n  code.template {code.stem}:Mine[0]: "
+    assert main(command) == 1 and expected in capsys.readouterr().err
     assert main(["prepare", "x", "--template", "no.such:Name", *command[9:]]) == 1
     assert "no.such:Name" in capsys.readouterr().err
 
@@ -131,9 +132,16 @@ class WrongResult(TEMPLATES["text"]):
     def render(self, conversations):
         mistake, results = conversations[0].messages[0].content, super().render(conversations)
         ones = np.ones(len(results[0].tokens))
-        loss = {"fewer": ones[1:], "nan": ones * np.nan, "half": ones * 0.5, "unmasked": np.cumsum(ones) > 1}
+        loss = {
+            "fewer": ones[1:],
+            "nan": ones * np.nan,
+            "half": ones / 2,
+            "unmasked": np.cumsum(ones) > 1,
+            "float": ones,
+        }
         if mistake in loss:
-            return [Rendered(results[0].tokens, loss[mistake]), *results[1:]]
+            tokens = ones if mistake == "float" else results[0].tokens
+            return [Rendered(tokens, loss[mistake]), *results[1:]]
         return results[1:]
 
 
@@ -142,6 +150,7 @@ WRONG_RESULTS = [
     ("half", RecordError, "made the loss 0.5; expected 0 or 1, or `weighted = True`"),
     ("unmasked", RecordError, "made a token without loss; expected loss for every token, or `masked = True`"),
     ("nan", RecordError, "made the loss nan; expected a finite number, 0 or more"),
+    ("float", RecordError, r"made tokens of shape \(\d+,\) and dtype float64; expected integers of one dimension"),
     ("none", PrepareError, "made 1 documents of 2 conversations"),
 ]
 
