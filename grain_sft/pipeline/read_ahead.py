@@ -78,7 +78,7 @@ class ReadAhead(Generic[T]):
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         names = [f"{name}_{number}" for number in range(threads)]
         self.threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in names]
-        self._starting, self._started = threading.Lock(), False
+        self._starting, self._started, self._closed = threading.Lock(), False, False
         _open_readers.add(self)
 
     def get(self, step: int) -> Result[T]:
@@ -86,8 +86,11 @@ class ReadAhead(Generic[T]):
         result = self.results.get(step)
         if result is None or not result.ready:
             self.advance(step)
-            result = self.results[step]
+            result = self.results.setdefault(step, Result())  # a signal handler may have called `close`
             while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):  # `done` is not needed again
+                if self._closed:
+                    problem = f"the iterator was closed while step {step} was awaited"
+                    raise PipelineError(f"{problem}. Make another with pipeline.iter(start_step={step}).")
                 if self._check is not None:
                     self._check()
         return result
@@ -114,7 +117,7 @@ class ReadAhead(Generic[T]):
     def close(self) -> None:
         """Have the threads end after the steps that they are making."""
         self._wanted.put(None)
-        self.results = {}
+        self.results, self._closed = {}, True
         if self._close is not None:
             self._close()
 

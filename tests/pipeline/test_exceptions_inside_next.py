@@ -31,6 +31,7 @@ import grain_sft
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.jax_arrays import GlobalBatches
+from grain_sft.pipeline.read_ahead import ReadAhead
 
 COUNT = int(os.environ.get("GRAIN_SFT_EXCEPTIONS", "5000"))
 LENGTH, ROWS = 16, 4
@@ -199,6 +200,14 @@ def test_signal_handlers_that_raise_lose_and_repeat_nothing(pipeline, name, coun
     check_steps(pipeline, taken)
     check_log(pipeline, len(taken))
     print(f"\n{name}: {count} exceptions, {len(taken)} steps, each delivered once")
+
+
+def test_a_wait_ends_if_a_signal_handler_closes_the_iterator():
+    """The handler runs when `next` is about to wait for a step that no thread makes any more."""
+    reader = ReadAhead(print, start=0, end=9, ahead=2, threads=1, name="test")
+    reader.close()
+    with pytest.raises(PipelineError, match=r"closed while step 1 was awaited\. Make another"):
+        reader.get(1)
 
 
 @pytest.mark.parametrize("close", [True, False])
