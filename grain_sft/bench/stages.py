@@ -10,7 +10,7 @@ import numpy as np
 
 from grain_sft.bench.measuring import LIMIT, Next, limit
 from grain_sft.layout import FILL_ROW, padding_share
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Pipeline, batch_of_arrays
 from grain_sft.source import Element
 
 ROW_NUMBERS = "row numbers"
@@ -26,7 +26,7 @@ _SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
     """Return the batches of the first `steps` steps, or of fewer if they take `seconds` or reach the limits of a sample."""
     until = time.perf_counter() + seconds
-    batches = [pipeline[0]]
+    batches = [batch_of_arrays(pipeline, 0)]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
     while len(batches) < count and time.perf_counter() < until:
         batches.append(pipeline[len(batches)])

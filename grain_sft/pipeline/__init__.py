@@ -1,6 +1,7 @@
 """`Pipeline`, with its iterators, its receipt and its observers."""
 
 from grain_sft.pipeline.amendments import Amendment, first_step
+from grain_sft.pipeline.check_rows import batch_of_arrays
 from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches
 from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
@@ -16,6 +17,6 @@ from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 __all__ = [
     "MOST_UNCOUNTED", "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "Amendment", "Arrival", "Delivery",
     "IteratorStats", "ObservedIterator", "Observer", "Pipeline", "PipelineIterator", "ReadAhead", "Receipt", "Run", "Stage",
-    "StagedPipeline", "StepIterator", "checked_step", "count_batches", "first_step",
+    "StagedPipeline", "StepIterator", "batch_of_arrays", "checked_step", "count_batches", "first_step",
     "layout_receipt", "standing_observers", "takes_loss", "why_no_loss",
 ]  # fmt: skip

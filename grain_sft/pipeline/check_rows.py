@@ -3,7 +3,8 @@
 import grain
 
 from grain_sft.arguments import check_type
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, shortened
+from grain_sft.pipeline.run import Run
 from grain_sft.registry import entry_errors, name_of
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource
@@ -22,11 +23,23 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
         with entry_errors(PipelineError, where, "Fix its code, or its options."):
             raise error
     if batch is None:
-        raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
+        found = f"step {step}: transform {name_of(type(transform))}"
+        raise PipelineError(f"{found} returned None. Return the batch from its `map`.")
     for key, array in (batch if isinstance(batch, dict) else {}).items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
-            problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
-            raise PipelineError(f"step {step}: {problem}. Keep all rows, and mask the loss of unwanted rows.")
+            found = f"step {step}: transform {name_of(type(transform))} returned {len(array)} rows of {key!r}"
+            fix = "Keep all rows, and mask the loss of unwanted rows"
+            raise PipelineError(f"{found}; expected the {num_rows} rows of the batch. {fix}.")
+    return batch
+
+
+def batch_of_arrays(pipeline: Run, step: int) -> Element:
+    """Return `pipeline[step]`. Raise a `PipelineError` if it is not a dict of arrays and scalars. An iterator accepts it."""
+    batch = pipeline[step]
+    lists = [key for key, array in batch.items() if isinstance(array, list)] if isinstance(batch, dict) else []
+    if lists or not isinstance(batch, dict) or not batch:
+        found = f"{lists[0]!r} of the batch is a list" if lists else f"the batch is {shortened(repr(batch))}"
+        raise PipelineError(f"step {step}: {found}; expected a dict of arrays. Fix the `map` of the transforms.")
     return batch
 
 

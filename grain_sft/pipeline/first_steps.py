@@ -83,6 +83,8 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
     """Return why no target of `rows` takes loss in the source; "" if a target does. `element` has the arrays of `rows`."""
+    if not element["segment_ids"].any():
+        return "these rows have no tokens: the layout gives them none, or their documents are withdrawn."
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""

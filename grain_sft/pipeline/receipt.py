@@ -14,10 +14,12 @@ import grain
 import numpy as np
 
 from grain_sft.arguments import check_type
+from grain_sft.errors import PipelineError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
 from grain_sft.layout import Layout, digest
 from grain_sft.pipeline.amendments import Amendment, begins_before
+from grain_sft.registry import entry_errors, name_of
 from grain_sft.sampling import Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 
@@ -111,11 +113,14 @@ def described(transform: grain.transforms.Map) -> str:
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
-    if kind.__repr__ is object.__repr__:
-        arguments = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
-        text, is_abbreviated = f"{kind.__module__}.{kind.__qualname__}({arguments})", _is_abbreviated(attributes)
-    else:
-        text, is_abbreviated = _repr(transform), _is_abbreviated(transform)
+    with entry_errors(
+        PipelineError, f"transform {name_of(kind)}: its repr", "Fix the `__repr__` of it or its attributes."
+    ):
+        if kind.__repr__ is object.__repr__:
+            arguments = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
+            text, is_abbreviated = f"{kind.__module__}.{kind.__qualname__}({arguments})", _is_abbreviated(attributes)
+        else:
+            text, is_abbreviated = _repr(transform), _is_abbreviated(transform)
     arrays = _arrays(attributes) if is_abbreviated else None
     hash_of_arrays = "" if arrays is None else f"#{digest(repr(arrays))}"
     return re.sub(r" at 0x[0-9a-f]+", "", text) + hash_of_arrays

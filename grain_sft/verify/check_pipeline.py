@@ -14,7 +14,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, check_repeated, checked_pieces, plan_columns
-from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
+from grain_sft.pipeline import Pipeline, batch_of_arrays, takes_loss, why_no_loss
 from grain_sft.source import Element
 from grain_sft.storage import artifact
 from grain_sft.transforms import trait
@@ -119,7 +119,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     shapes_may_change = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
-            batch = pipeline[step]
+            batch = batch_of_arrays(pipeline, step)
             shapes = {key: [list(np.shape(array)), np.asarray(array).dtype.name] for key, array in batch.items()}
             first_shapes = first_shapes or shapes
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=positions_apart)
@@ -157,8 +157,12 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     With `positions_apart`, positions are not checked.
     """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
+    if ("inputs" in batch) != ("targets" in batch):
+        return "has only one of the arrays `inputs` and `targets`. Return both."
     if any(name not in batch for name in names):
         return ""
+    if wrong_types := {name: batch[name].dtype.name for name in names if batch[name].dtype.kind not in "iu"}:
+        return f"has the dtypes {wrong_types}; expected int32."
     inputs, targets, positions, segments, target_segments = (batch[name] for name in names)
     shapes = {key: array.shape for key, array in batch.items() if key.startswith(("inputs", "targets"))}
     if len(set(shapes.values())) > 1:

@@ -56,10 +56,12 @@ class Report:
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
         """Add a wrong finding, or only count it if its check has `LISTED` wrong findings already.
 
-        If `message` begins with `where` and a colon, this beginning is removed.
+        If `message` begins with `where` or `place` and a colon, this beginning is removed.
         """
         if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
-            self.findings.append(Finding(check, where, message.removeprefix(f"{where}: "), place))
+            self.findings.append(
+                Finding(check, where, message.removeprefix(f"{where}: ").removeprefix(f"{place}: "), place)
+            )
         else:
             self.left_out[check] = self.left_out.get(check, 0) + 1
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Pipeline, batch_of_arrays
 from grain_sft.provenance import Trace, trace
 from grain_sft.source import Element
 from grain_sft.transforms import trait
@@ -105,7 +105,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     stage = pipeline.at(step)
     # split rows have other lengths, so show the source's rows
     splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
-    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else pipeline[step]
+    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else batch_of_arrays(pipeline, step)
     count = len(next(iter(batch.values())))
     indices = range(count) if rows is None else rows
     for row in indices:
@@ -113,12 +113,13 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if isinstance(row, bool) or not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: row i of this host is at slots[i]
+    slots = stage.sampler.slots(range(step, step + 1), hosts=[stage.sampler.host.index])
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
     failing = _rows_of_failing_filter(stage, step)
     views = []
     for row in indices:
-        origin = origins.select(origins.row == slots[row])
+        epoch, slot, instance = (int(column[row]) for column in (slots.epoch, slots.slot, slots.row))
+        origin = origins.select(origins.row == slot)  # `Trace.row` has slots of the global batch
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
         pieces = _pieces(origin, is_mixture="" not in stage.source.layout.parts)
         if divides_segments:
@@ -127,7 +128,6 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         notes += [f"padding: {describe_origin(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
         if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
-        epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
         names = stage.source.layout.segment_names if instance >= 0 else ()
         arrays |= {"pieces": pieces, "notes": tuple(notes), "names": names}
         views.append(RowView(step, epoch, row, slot, instance, **arrays))
@@ -182,6 +182,8 @@ def _arrays(row: Element) -> dict[str, Any]:
         expected = f"expected those of ShiftTargets ({shifted}) or of the source ({source})"
         raise PipelineError(f"a batch with the keys {', '.join(row)}: {expected}. Other batches can't be shown.")
     keys = _SHIFTED_KEYS if is_shifted else _SOURCE_KEYS
+    if len({len(row[key]) for key in keys}) > 1:
+        raise PipelineError(f"a batch whose {', '.join(keys)} have different lengths. Fix the transforms.")
     tokens, segments, positions = (row[key].astype(np.int64) for key in keys[:3])
     loss, weights = row.get("loss_mask"), row.get("loss_weights")
     if is_shifted:

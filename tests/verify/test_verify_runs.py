@@ -198,6 +198,7 @@ def test_a_wrong_value_in_a_batch_is_found(config):
         assert wrong_in_batch(batch, VOCABULARY) == ""
         batch[key][place] = value
         assert sentence in wrong_in_batch(batch, VOCABULARY)
+    assert "{'inputs': 'float64'}" in wrong_in_batch(batch | {"inputs": batch["inputs"] / 2}, VOCABULARY)
 
 
 @pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])

@@ -135,8 +135,14 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
     changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
     assert "segment 1 has" in changed[0].notes[0]
     assert views(lambda batch: batch.update(weight=np.float32(1)))[0].notes == ()
-    with pytest.raises(PipelineError, match="expected those of ShiftTargets"):
-        views(lambda batch: batch.pop("targets"))
+    for change, message in (
+        (lambda batch: batch.pop("targets"), "expected those of ShiftTargets"),
+        (dict.clear, "step 0: the batch is {}; expected a dict of arrays"),
+        (lambda batch: batch.update(inputs=batch["inputs"].tolist()), "step 0: 'inputs' of the batch is a list"),
+        (lambda batch: batch.update(inputs=batch["inputs"][:, 1:]), "inputs, .* have different lengths"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            views(change)
 
 
 def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a_transform(pipeline):
