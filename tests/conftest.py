@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from sft_files import documents, write_episodes, write_olmo
 
+from grain_sft.cli.main import main
 from grain_sft.storage import files
 
 
@@ -67,6 +68,22 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep plans and other caches below `tmp_path`, for tests that check the files of a cache."""
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """`run_command(*words, status=0)` runs a command that must end with `status`. It returns its output, `out` and `err`."""
+
+    def run(*words: object, status: int = 0) -> Any:
+        try:
+            found = main([str(word) for word in words])
+        except SystemExit as exit:
+            found = exit.code
+        printed = capsys.readouterr()
+        assert found == status and "Traceback" not in printed.err, printed
+        return printed
+
+    return run
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from sft_files import documents
 
 import grain_sft
 from grain_sft import Host, NpyDataSource, PackedLayout
-from grain_sft.cli.main import main
 from grain_sft.errors import LayoutError, SamplerError
 from grain_sft.layout import Layout, PackingAlgorithm
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
@@ -204,13 +203,15 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(tmp_path, monkeypatch, layout):
+def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(
+    tmp_path, monkeypatch, layout, run_command
+):
     monkeypatch.chdir(tmp_path)
     path = write_config(Path("config.json"), config(tmp_path, layout) | {"audit": "audit"})
     take(load(path), 0, 6)
     commands = ["receipt {}", "verify {}", "inspect {} --step 1", "trace {} --steps 0:4", "audit-check audit.log {}"]
     for command in (*commands, "report {} --output report.html"):
-        assert main(command.format(path).split()) == 0, command
+        run_command(*command.format(path).split())
     if layout == "layout":
         arguments = [sys.executable, "-m", "grain_sft", "bench", str(path), "--seconds", "0.2"]
         run = subprocess.run(arguments, capture_output=True, text=True)
@@ -235,22 +236,19 @@ def test_a_template_from_outside_prepares_a_corpus(tmp_path, chats):
     assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
 
 
-def test_a_format_from_outside_is_written_and_masks_that_it_cannot_hold_are_refused(tmp_path, capsys):
+def test_a_format_from_outside_is_written_and_masks_that_it_cannot_hold_are_refused(tmp_path, run_command):
     tokens = np.array([5, 6, 7, 2, 8, 9, 2], "<u2")
     tokens.tofile(tmp_path / "token_ids_part_0000.npy")
     convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o"]
     convert += [str(tmp_path / "out"), "--format", "grain_sft_example.formats:WRITER"]
-    assert main(convert) == 0
+    run_command(*convert)
     written = grain_sft.open_corpus(tmp_path / "out" / "train", format="grain_sft_example.formats:Articles")
     assert written.read(0, 7)[0].tolist() == tokens.tolist() and written.documents.length.tolist() == [4, 3]
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(bytes([0, 1, 1, 1, 1, 1, 1]))
-    assert main([*convert, "--overwrite"]) == 1
-    assert "1 of 7 tokens of train take no loss" in capsys.readouterr().err
-    assert main([*convert[:-1], "grain_sft_example.broken:plain"]) == 1
+    assert "1 of 7 tokens of train take no loss" in run_command(*convert, "--overwrite", status=1).err
     expected = "format 'grain_sft_example.broken:plain' is a function; expected Format. Fix the name."
-    assert expected in capsys.readouterr().err
-    assert main([*convert[:-1], "articles"]) == 1
-    assert "format 'articles': expected one of olmo, " in capsys.readouterr().err
+    assert expected in run_command(*convert[:-1], "grain_sft_example.broken:plain", status=1).err
+    assert "format 'articles': expected one of olmo, " in run_command(*convert[:-1], "articles", status=1).err
 
 
 BROKEN = {
@@ -263,14 +261,15 @@ BROKEN = {
 
 @pytest.mark.parametrize("section", BROKEN)
 @pytest.mark.parametrize("entry", ["Raising", "Plain", "plain"])
-def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_entry(tmp_path, capsys, section, entry):
+def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_entry(
+    tmp_path, run_command, section, entry
+):
     change, base, noun = BROKEN[section]
     name = f"grain_sft_example.broken:{entry}{base if entry == 'Raising' else ''}"
     stated = config(tmp_path)
     changes = {key: stated[key] | each if key == "corpus" else each for key, each in change(name).items()}
     path = write_config(tmp_path / "config.json", stated | changes)
-    assert main(["receipt", str(path)]) == 1
-    message = capsys.readouterr().err
+    message = run_command("receipt", path, status=1).err
     assert message.startswith(f"grain-sft receipt: {path}: ") and f"{noun} {name!r} " in message
     if entry == "Raising":
         assert "KeyError: 'no such language' (" in message and "broken.py:22). Fix its options, or its code." in message
@@ -278,7 +277,7 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
         assert "is of class Plain; expected a subclass of " in message and f"'s {base}. Derive it from that." in message
 
 
-def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
+def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, run_command):
     for template, expected in (
         ("RaisingTemplate", "can't be made: KeyError: 'no such language'"),
         ("CutTemplate", ": truncation='middle': expected one of first, last."),
@@ -287,9 +286,8 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
         ("plain", "is a function; expected a class or str. Fix the name."),
     ):
         name = f"grain_sft_example.broken:{template}"
-        command = ["prepare", str(chats), "--template", name, "--tokenizer", str(tmp_path / "hf")]
-        assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
-        message = capsys.readouterr().err
+        command = ["prepare", chats, "--template", name, "--tokenizer", tmp_path / "hf"]
+        message = run_command(*command, "--val-frac", "0", "--workers", "1", "-o", tmp_path / "out", status=1).err
         assert message.replace("'", "").startswith(f"grain-sft prepare: template {name}") and expected in message
 
 

@@ -162,7 +162,7 @@ def test_the_fewest_threads_with_which_no_step_waits_are_advised(rows, slowest_m
     assert " ms" in advice.reason(choice, taken, [direct, *rows])
 
 
-def test_wrong_arguments_have_status_2_and_other_failures_status_1(tmp_path, failure):
+def test_wrong_arguments_have_status_2_and_other_failures_status_1(tmp_path, run_command):
     for arguments, message in (
         ("config.json --only packed", "--only: only without CONFIG"),
         ("--host 0/2", "--host: only with CONFIG"),
@@ -171,15 +171,14 @@ def test_wrong_arguments_have_status_2_and_other_failures_status_1(tmp_path, fai
         ("config.json --tokens-per-second 0", "--tokens-per-second"),
         ("config.json --max-workers -1", "--max-workers"),
     ):
-        status, error = failure("bench", *arguments.split())
-        assert status == 2 and f"argument {message}" in error, arguments
+        assert f"argument {message}" in run_command("bench", *arguments.split(), status=2).err, arguments
     path = write_config(tmp_path / "config.json", windows(tmp_path))
-    assert "--stage 2: expected at most 1, the last stage of the config." in failure("bench", path, "--stage", "2")[1]
+    error = run_command("bench", path, "--stage", "2", status=1).err
+    assert "--stage 2: expected at most 1, the last stage of the config." in error
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], ["--dir", path], [path]):
         if words == [path]:  # the last case: the corpus has no row
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
-        status, error = failure("bench", *words)
-        assert status == 1 and re.match(r"grain-sft bench: (?!FileExistsError)", error), words
+        assert re.match(r"grain-sft bench: (?!FileExistsError)", run_command("bench", *words, status=1).err), words
 
 
 def test_the_limit_copies_each_array_of_the_batch_once():

@@ -41,11 +41,10 @@ def config(mix):
     return write_config(mix.with_name("çağr.yaml"), sections(mix, 8, layout="windows", corpus=corpus))
 
 
-def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
+def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, run_command):
     out = tmp_path / "index.json"
-    arguments = ["index", str(mix), *ARRAYS, "--tokenizer-name", "tok", "--sequence-length", "128", "-o", str(out)]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
+    arguments = ["index", mix, *ARRAYS, "--tokenizer-name", "tok", "--sequence-length", "128", "-o", out]
+    printed = run_command(*arguments).out
     for expected in ("tokens        1,643 uint16", "rows          12 of 128", "web", "code", "92.21%"):
         assert expected in printed
     corpus = grain_sft.open_corpus(out)
@@ -53,10 +52,10 @@ def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
     assert (corpus.num_tokens, corpus.eos_token_id, corpus.num_documents) == (1643, 7, 3)
 
 
-def test_index_writes_maxtexts_index(mix, tmp_path):
+def test_index_writes_maxtexts_index(mix, tmp_path, run_command):
     out = tmp_path / "maxtext.json"
-    arguments = ["index", str(mix), "--path-remap", f"{{TOKENIZER}}={tmp_path / 'tok'}", "--maxtext", "-o", str(out)]
-    assert main([*arguments, "--dtype", "uint16", "--sequence-length", "128"]) == 0
+    arguments = ["index", mix, "--path-remap", f"{{TOKENIZER}}={tmp_path / 'tok'}", "--maxtext", "-o", out]
+    run_command(*arguments, "--dtype", "uint16", "--sequence-length", "128")
     assert json.loads(out.read_text())["total_instances"] == 12
 
 
@@ -81,10 +80,8 @@ def test_options_of_one_name_mean_the_same_in_every_command():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_texts_of_all_commands_have_one_form(command, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
-    assert "options:" in capsys.readouterr().out
+def test_the_help_texts_of_all_commands_have_one_form(command, run_command):
+    assert "options:" in run_command(command, "--help").out
     parser = Parser(prog=command)
     declare(command, parser)
     for action in parser._actions:
@@ -95,58 +92,52 @@ def test_the_help_texts_of_all_commands_have_one_form(command, capsys):
 
 
 @pytest.mark.parametrize("command", [["index"], ["verify"], ["pack", "--sequence-length", "64"]])
-def test_the_former_option_for_the_name_of_a_tokenizer_works_with_a_warning(command, mix, capsys):
-    words = [*command, str(mix), *ARRAYS]
-    assert main([*words, "--tokenizer-name", "tok"]) == 0
-    assert "warning" not in capsys.readouterr().err
-    assert main([*words, "--tokenizer", "tok"]) == 0
-    assert "--tokenizer-name tok" in capsys.readouterr().err
+def test_the_former_option_for_the_name_of_a_tokenizer_works_with_a_warning(command, mix, run_command):
+    words = [*command, mix, *ARRAYS]
+    assert "warning" not in run_command(*words, "--tokenizer-name", "tok").err
+    assert "--tokenizer-name tok" in run_command(*words, "--tokenizer", "tok").err
 
 
-def test_json_prints_the_figures_that_output_writes(mix, tmp_path, capsys):
-    words = ["pack", str(tmp_path / "tok/a/0.npy"), *ARRAYS, "--sequence-length", "64"]
-    assert main([*words, "--json", "-o", str(tmp_path / "figures.json")]) == 0
-    printed = capsys.readouterr()
+def test_json_prints_the_figures_that_output_writes(mix, tmp_path, run_command):
+    words = ["pack", tmp_path / "tok/a/0.npy", *ARRAYS, "--sequence-length", "64"]
+    printed = run_command(*words, "--json", "-o", tmp_path / "figures.json")
     figures = json.loads(printed.out)
     assert figures == json.loads((tmp_path / "figures.json").read_text())
     assert figures["corpus"]["tokens"] == 1000 and "supervised" in printed.err
 
 
-def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path, capsys):
+def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path, run_command):
     path = tmp_path / "run.yaml"
     transforms = [{"my_pkg:MyMap": {"since": datetime.date(2024, 1, 1)}}]
     write_config(path, sections("a.npy", 8, layout="windows") | {"transforms": transforms})
-    assert main(["config", str(path)]) == 1
-    assert "date is not JSON serializable" in capsys.readouterr().err
-    assert main(["config", "--schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(config_schema()))
+    assert "date is not JSON serializable" in run_command("config", path, status=1).err
+    assert json.loads(run_command("config", "--schema").out) == json.loads(json.dumps(config_schema()))
 
 
-def test_wrong_arguments_give_status_2_and_print_the_error_and_two_lines_of_usage(failure):
+def test_wrong_arguments_give_status_2_and_print_the_error_and_two_lines_of_usage(run_command):
     wrong = ["", "demoo", "index", "index a --dtype int8", "index a --path-remap x", "index a --maxtext"]
     wrong += ["index a --tokenizer b --tokenizer-name c", "bench --files 0", "bench --seconds x", "bench --seconds inf"]
     wrong += ["demo --steps 1", f"demo --steps {1 << 63}", "demo --seed -1"]
     for line in (*wrong, *(f"{command} --no-such-option" for command in COMMANDS)):
         arguments = line.split()
-        status, error = failure(*arguments)
-        first, usage, help_line = error.splitlines()
+        first, usage, help_line = run_command(*arguments, status=2).err.splitlines()
         program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
-        assert (status, help_line) == (2, f"{program} --help lists all options."), line
+        assert help_line == f"{program} --help lists all options.", line
         assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} "), line
 
 
-def test_a_failure_prints_a_sentence_to_stderr_and_gives_status_1(failure, tmp_path, monkeypatch):
+def test_a_failure_prints_a_sentence_to_stderr_and_gives_status_1(run_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, message in (("none.txt", "no such file"), ("none/*.npy", "the glob matches no file")):
-        status, error = failure("index", name)
-        assert status == 1 and error.startswith(f"grain-sft index: {name}: {message}")
+        assert run_command("index", name, status=1).err.startswith(f"grain-sft index: {name}: {message}")
     record = '{"messages": []}'
     for name, text in (("chats.jsonl", f"{record}\n{record}\n"), ("chats.json", f"[{record}]")):
         (tmp_path / name).write_text(text)
-        assert "Make a corpus of chats or texts with `grain-sft prepare`" in failure("index", name)[1]
+        error = run_command("index", name, status=1).err
+        assert "Make a corpus of chats or texts with `grain-sft prepare`" in error
 
 
-def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_path, monkeypatch, failure):
+def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_path, monkeypatch, run_command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for command in (  # their inputs do not exist; the loop appends an output
@@ -161,13 +152,14 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_pa
         "withdraw no-corpus 1 --format olmo -o",
         "prepare no-chats.jsonl --template primer --tokenizer no.model -o",
     ):
-        status, error = failure(*command.split(), "file/below/out")
-        assert status == 1 and "file/below/out: can't be written" in error, command
+        error = run_command(*command.split(), "file/below/out", status=1).err
+        assert "file/below/out: can't be written" in error, command
         assert "file: it is not a folder" in error, command
-        status, error = failure(*command.split(), "out/new")  # a good output, but no input
-        assert status == 1 and "can't be written" not in error, command
+        error = run_command(*command.split(), "out/new", status=1).err  # a good output, but no input
+        assert "can't be written" not in error, command
         assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"], command
-    assert "the output is an empty name" in failure("inspect", "no-config.yaml", "--step", "0", "--html", "")[1]
+    error = run_command("inspect", "no-config.yaml", "--step", "0", "--html", "", status=1).err
+    assert "the output is an empty name" in error
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -217,7 +209,7 @@ def test_a_command_that_needs_no_jax_keeps_a_jax_that_is_already_imported(monkey
     assert sys.modules["jax"] is imported
 
 
-def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, failure):
+def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, run_command):
     pytest.importorskip("matplotlib")
     text = tmp_path / "texts" / "a.txt"
     text.parent.mkdir()
@@ -233,8 +225,7 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
         commands += [f"report {path} --seconds 0 -o {output}", f"bench {path} --seconds 0.1 -o {output}"]
         commands += [f"simulate {path} --hosts 1 --steps 0:1 --processes 0 -o {output}"]
     for command in commands:
-        status, error = failure(*command.split())
-        assert status == 1 and "is an input, which the output" in error, command
+        assert "is an input, which the output" in run_command(*command.split(), status=1).err, command
 
 
 def test_a_command_probes_each_output_once(tmp_path, config, monkeypatch):

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from grain_sft import prepare, progress
-from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import train_tokenizer
 from grain_sft.prepare.tokenizers import SentencePieceTokenizer
@@ -56,9 +55,9 @@ def test_an_exception_from_the_iterator_of_texts_is_raised_unchanged(kind):
         train_tokenizer(texts(), 400)
 
 
-def test_train_tokenizer_shows_progress(tmp_path, monkeypatch, capsys):
+def test_train_tokenizer_shows_progress(tmp_path, monkeypatch, run_command):
     monkeypatch.setattr(progress, "EVERY", 0.01)
     monkeypatch.setattr(prepare, "conversation_lines", lambda *_: (time.sleep(0.02) or words for words in WORDS))
     (tmp_path / "x").touch()
-    main(["train-tokenizer", str(tmp_path / "x"), "-o", str(tmp_path / "m.model"), "--vocab-size", "300"])
-    assert "Reading the texts: " in capsys.readouterr().err
+    words = ["train-tokenizer", tmp_path / "x", "-o", tmp_path / "m.model", "--vocab-size", "300"]
+    assert "Reading the texts: " in run_command(*words).err

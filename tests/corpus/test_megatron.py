@@ -14,7 +14,6 @@ from megatron_files import CASES, GOLDEN, write_megatron
 from sft_files import error_of
 
 from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.layout import RunDocuments
 from grain_sft.verify import verify
 
@@ -267,18 +266,16 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix
         corpus.document(1)
 
 
-def test_commands_accept_a_blend_and_a_split(tmp_path, capsys, own_cache):
+def test_commands_accept_a_blend_and_a_split(tmp_path, run_command, own_cache):
     web, code = (write_megatron(tmp_path / name, [[[*range(3, 12), 2]]] * 20) for name in ("web", "code"))
     where = ["0.3", web, "0.7", code, "--split", "3,1", "--eos-token-id", "2"]
-    assert main(["index", *where, "--subset", "valid", "--output", str(tmp_path / "index.json")]) == 0
+    run_command("index", *where, "--subset", "valid", "--output", tmp_path / "index.json")
     assert open_corpus(tmp_path / "index.json").num_documents == 10
-    assert main(["verify", " ".join(where[:4]), *where[4:], "--full", "--vocab-size", "12"]) == 0
-    assert "tokens in documents     300" in capsys.readouterr().out
+    verified = run_command("verify", " ".join(where[:4]), *where[4:], "--full", "--vocab-size", "12").out
+    assert "tokens in documents     300" in verified
     corpus = {"path": [web, code], "split": "3,1", "subset": "valid", "eos_token_id": 2}
     config = write_config(tmp_path / "config.json", sections(None, 20, corpus=corpus, global_batch_size=2))
-    for command in ("inspect", "trace"):
-        assert main([command, str(config), "--step", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = "".join(run_command(command, config, "--step", "1").out for command in ("inspect", "trace"))
     assert any(name in shown for name in ("web.bin", "code.bin")) and "document" in shown
 
 

@@ -8,7 +8,6 @@ import pytest
 from sft_files import EOS, documents, error_of, write_episodes, write_olmo
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
 from grain_sft.layout import OlmoVslLayout, numbers_in
 from grain_sft.storage import describe
@@ -54,13 +53,13 @@ def test_documents_found_by_eos_have_the_sources_of_the_indexed_documents(corpus
     assert len(layout.sources) == 39 and numbers_in(layout, np.array([40])).tolist() == []
 
 
-def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, capsys):
+def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, run_command):
     folder = write_episodes(tmp_path / "corpus", documents(9, 4), shards=1)
     [path] = folder.rglob("episodes.idx")
     path.write_bytes(2 * path.read_bytes())
     tokens = open_corpus(folder).num_tokens
-    assert main(["pack", str(folder), "--sequence-length", "64", "--algorithm", "best_fit_decreasing"]) == 0
-    assert f"documents overlap by {tokens:,} tokens or more" in capsys.readouterr().out
+    printed = run_command("pack", folder, "--sequence-length", "64", "--algorithm", "best_fit_decreasing").out
+    assert f"documents overlap by {tokens:,} tokens or more" in printed
 
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):

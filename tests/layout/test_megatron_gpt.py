@@ -10,7 +10,6 @@ from batches import golden_values, load, write_config
 from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, write_prefixes
 
 from grain_sft import GrainSftError, Host, NpyDataSource
-from grain_sft.cli.main import main
 from grain_sft.provenance import trace
 from grain_sft.view import view_rows
 
@@ -181,9 +180,9 @@ RESETS = ("reset_attention_mask", "reset_position_ids")
 
 
 @pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
-def test_runs_with_resets_pass_verify_and_have_the_figures_of_trace_and_inspect(folder, tmp_path, capsys, resets):
+def test_runs_with_resets_pass_verify_and_have_the_figures_of_trace_and_inspect(folder, tmp_path, run_command, resets):
     config = config_of(folder, RUNS[BLEND] | dict.fromkeys((*resets, "eod_mask_loss"), True), sampler=EIGHT_ROWS)
-    assert main(["verify", str(write_config(tmp_path / "run.json", config)), "--full"]) == 0, capsys.readouterr().out
+    run_command("verify", write_config(tmp_path / "run.json", config), "--full")
     pipeline = load(config)
     taken = sum(int(np.count_nonzero(pipeline[step]["targets_segmentation"])) for step in range(3))
     assert trace(pipeline, range(3), host=Host(0, 1)).trainable.sum() == taken

@@ -6,7 +6,6 @@ from batches import assert_is_traced, assert_one_run, assert_same, load, put, wr
 from vsl_corpora import VslRun, config_of, write_corpus
 
 from grain_sft import GrainSftError, Host
-from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.view import report
 
@@ -97,18 +96,17 @@ def test_checkpoint_tables_and_reports_count_tokens_and_a_difference_has_its_fir
     assert found.first_step == first and 0 < found.differing_rows <= found.total_rows
 
 
-def test_commands_accept_a_run_with_rows_of_several_lengths(config, tmp_path, capsys):
+def test_commands_accept_a_run_with_rows_of_several_lengths(config, tmp_path, run_command):
     stated = config | {"audit": str(tmp_path / "audit")}
-    name = str(write_config(tmp_path / "run.json", stated))
+    path = write_config(tmp_path / "run.json", stated)
     for _ in load(stated).iter():
         pass
-    assert main(["audit-check", str(tmp_path / "audit.log"), name]) == 0
-    assert main(["verify", name, "--full", "--vocab-size", "60000"]) == 0
-    assert main(["inspect", name, "--step", "1"]) == 0
-    assert "confirmed: " in capsys.readouterr().out
-    assert main(["bench", name, "--seconds", "0.1", "--repeats", "1", "--max-workers", "0"]) == 0
-    assert "rows of 4 to 64 tokens" in capsys.readouterr().out
-    assert main(["report", name, "--output", str(tmp_path / "report.html")]) == 0
+    assert "confirmed: " in run_command("audit-check", tmp_path / "audit.log", path).out
+    run_command("verify", path, "--full", "--vocab-size", "60000")
+    run_command("inspect", path, "--step", "1")
+    measured = run_command("bench", path, "--seconds", "0.1", "--repeats", "1", "--max-workers", "0").out
+    assert "rows of 4 to 64 tokens" in measured
+    run_command("report", path, "--output", tmp_path / "report.html")
     layout, page = load(config).source.layout, (tmp_path / "report.html").read_text()
     for length, rows in zip(layout.row_lengths, layout.row_counts, strict=True):
         assert f"{rows:,} of {length:,} tokens" in page

@@ -7,7 +7,6 @@ from batches import assert_is_traced, load, write_config
 from mixed_corpora import mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.layout import MixtureLayout
 from grain_sft.provenance import checkpoint_table, summarize, trace
 
@@ -38,15 +37,12 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
             assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
 
 
-def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
+def test_the_command_line_traces_a_mixture(folder, tmp_path, run_command):
     path = write_config(tmp_path / "run.json", mixture_config(folder))
 
-    def run(command, *arguments):
-        assert main([command, str(path), *arguments]) == 0
-        return capsys.readouterr().out
-
     def traced(*arguments):
-        return [json.loads(line) for line in run("trace", *arguments, "--format", "jsonl").splitlines()][1:]
+        printed = run_command("trace", path, *arguments, "--format", "jsonl").out
+        return [json.loads(line) for line in printed.splitlines()][1:]
 
     documents = len(load(path).source.layout.parts["chat"].corpus.documents)
     seen = next(line["document"] for line in traced("--steps", "0:5") if line["source"] == "talks")
@@ -55,14 +51,13 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     found = traced("--record", "1:2")
     assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
     for record, lines in (("1:2", True), ("1:999", False)):  # only "chat" states the records of its documents
-        assert main(["trace", str(path), "--record", record]) == 0
-        printed = capsys.readouterr()
+        printed = run_command("trace", path, "--record", record)
         assert ("no document" in printed.out) != lines
         assert "Sources not searched: 'talks', 'web'. The first error: " in printed.err
-    assert "epoch of chat" in run("trace", "--checkpoints", "10")
-    assert "layout of talks" in run("receipt")
-    assert main(["trace", str(path), "--document", "talk:3"]) != 0
-    assert "no such source; expected one of chat, talks, web" in capsys.readouterr().err
+    assert "epoch of chat" in run_command("trace", path, "--checkpoints", "10").out
+    assert "layout of talks" in run_command("receipt", path).out
+    error = run_command("trace", path, "--document", "talk:3", status=1).err
+    assert "no such source; expected one of chat, talks, web" in error
 
 
 class WithoutDocuments(PaddedLayout):

@@ -13,7 +13,6 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import record_run
 from grain_sft.pipeline import Amendment
@@ -199,12 +198,10 @@ def test_difference_finds_the_first_step_and_the_rows_that_brute_force_finds(cor
         assert found.differing_rows == differing
 
 
-def test_diff_prints_where_two_configs_differ(corpus, tmp_path, capsys):
-    path = str(write_config(tmp_path / "a.json", config_of(corpus, "packed")))
+def test_diff_prints_where_two_configs_differ(corpus, tmp_path, run_command):
+    path = write_config(tmp_path / "a.json", config_of(corpus, "packed"))
     skipping = config_of(corpus, "packed", [{"skip": {"from": 70, "steps": 3}}])
-    assert main(["diff", path, str(write_config(tmp_path / "b.json", skipping))]) == 1
-    printed = capsys.readouterr().out
+    printed = run_command("diff", path, write_config(tmp_path / "b.json", skipping), status=1).out
     assert "amendment 1 differs: here nothing; there from step 70: skip 3 steps." in printed
     assert "step 70: the first that differs" in printed
-    assert main(["diff", path, path]) == 0
-    assert "the batches are equal" in capsys.readouterr().out
+    assert "the batches are equal" in run_command("diff", path, path).out

@@ -11,7 +11,6 @@ from batches import load, sections, take, write_config
 from pair_files import write_pairs
 from sft_files import EOS, write_olmo
 
-from grain_sft.cli.main import main
 from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
@@ -51,13 +50,12 @@ def config_of(folder, case, **changes):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verify_fails_and_an_iterator_warns_once_with_the_reason(case, tmp_path, warnings, capsys):
+def test_verify_fails_and_an_iterator_warns_once_with_the_reason(case, tmp_path, warnings, run_command):
     path, reason = config_of(tmp_path, case), CASES[case][2]
     (finding,) = [each for each in verify(path).findings if each.wrong]
     assert finding.check == "loss"
     assert re.match(f"no target takes loss in the first 8 steps: .*{reason}", finding.message), finding.message
-    assert main(["verify", str(path)]) == 1
-    assert "not sound" in capsys.readouterr().out
+    assert "not sound" in run_command("verify", path, status=1).out
     for threads in (0, 2):
         pipeline = load(path)
         for _ in range(2):

@@ -12,7 +12,6 @@ from sft_files import documents, write_olmo
 
 import grain_sft
 from grain_sft import Host, PackedLayout, PaddedLayout, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.config.sections import CORPUS, SAMPLER, TOP, all_layout_options, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt
 from grain_sft.pipeline.receipt import described
@@ -175,18 +174,15 @@ def test_the_receipt_of_a_known_run_does_not_change(tmp_path):
     assert layout_receipt(packed) == "rows2-91e8b6625fed4e7a"
 
 
-def test_the_command_prints_the_code_and_the_parts(config, tmp_path, capsys):
+def test_the_command_prints_the_code_and_the_parts(config, tmp_path, run_command):
     path = write_config(tmp_path / "run.json", config)
     expected = receipt(config)
     assert expected.as_dict() == {"receipt": expected.code, "parts": expected.parts}
-    assert main(["receipt", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == expected.as_dict()
-    assert main(["receipt", str(path), "--host", "1/2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert json.loads(run_command("receipt", path, "--json").out) == expected.as_dict()
+    lines = run_command("receipt", path, "--host", "1/2").out.splitlines()
     assert lines[0] == expected.code
     assert [line.split()[0] for line in lines[1:]] == ["corpus", "layout", "padding", "sampler", "transforms"]
-    with pytest.raises(SystemExit):
-        main(["receipt", str(path), "--host", "2/2"])
+    run_command("receipt", path, "--host", "2/2", status=2)
 
 
 class WithSlots(Plain):

@@ -11,7 +11,6 @@ import pytest
 from batches import assert_one_run, assert_same, load, sections, write_config
 
 from grain_sft import Host
-from grain_sft.cli.main import main
 from grain_sft.errors import ConfigError, GrainSftError, PipelineError, SamplerError
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.verify import verify
@@ -154,16 +153,14 @@ def test_traces_views_and_checkpoint_tables_agree_with_each_stage(config):
     assert table["tokens"] == [int(tokens[step - 1]) for step in table["step"]]
 
 
-def test_commands_accept_stages(config, tmp_path, capsys):
+def test_commands_accept_stages(config, tmp_path, run_command):
     path = write_config(tmp_path / "run.json", config)
     assert verify(path).sound
-    assert main(["inspect", str(path), "--step", "6", "--html", str(tmp_path / "page.html")]) == 0
-    assert main(["trace", str(path), "--steps", "3:13", "--summary"]) == 0
-    assert main(["receipt", str(path)]) == 0
-    assert main(["bench", str(path), "--stage", "3", "--seconds", "0.2", "--repeats", "1", "--max-workers", "0"]) == 0
-    capsys.readouterr()
-    assert main(["bench", str(path), "--stage", "6"]) == 1
-    assert "--stage 6: expected at most 5" in capsys.readouterr().err
+    run_command("inspect", path, "--step", "6", "--html", tmp_path / "page.html")
+    run_command("trace", path, "--steps", "3:13", "--summary")
+    run_command("receipt", path)
+    run_command("bench", path, "--stage", "3", "--seconds", "0.2", "--repeats", "1", "--max-workers", "0")
+    assert "--stage 6: expected at most 5" in run_command("bench", path, "--stage", "6", status=1).err
     shorter = {**config, "stages": [*config["stages"][:2], {**config["stages"][2], "tokens": 512}]}
     assert difference(load(config), load(shorter)).first_step == 13
 

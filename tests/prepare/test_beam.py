@@ -12,7 +12,6 @@ import pytest
 from prepared import StoppedError, digests, save_trained, stamps, stop_half_way, write_chats
 
 import grain_sft
-from grain_sft.cli.main import main
 from grain_sft.errors import MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, documents, prepare
 from grain_sft.prepare.records import inputs
@@ -127,22 +126,17 @@ def test_without_beam_the_extra_is_named(chats: Path, tmp_path: Path, monkeypatc
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=["--runner=DataflowRunner"])
 
 
-def test_the_command_passes_the_options_of_beam_on_and_prints_what_a_local_run_prints(chats, tmp_path, capsys):
-    words = ["prepare", str(chats), "--template", "primer", "--tokenizer", str(chats / "spm.model"), "--format", "olmo"]
-    assert main([*words, "-o", str(tmp_path / "local")]) == 0
-    expected = capsys.readouterr().out
-    output = ["-o", str(tmp_path / "beam")]
-    assert main([*words, *output, "--runner", "DirectRunner", "--direct_num_workers", "1"]) == 0
-    printed = capsys.readouterr()
+def test_the_command_passes_the_options_of_beam_on_and_prints_what_a_local_run_prints(chats, tmp_path, run_command):
+    words = ["prepare", chats, "--template", "primer", "--tokenizer", chats / "spm.model", "--format", "olmo", "-o"]
+    expected = run_command(*words, tmp_path / "local").out
+    words = [*words, tmp_path / "beam"]
+    printed = run_command(*words, "--runner", "DirectRunner", "--direct_num_workers", "1")
     assert printed.out == expected.replace(str(tmp_path / "local"), str(tmp_path / "beam")) and not printed.err
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
-    assert main([*words, *output, "--runner", "direct", "--", "--direct_num_workers=1"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert main([*words, *output, "--runner", "direct", "--workers", "2"]) == 1
-    assert "--workers" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*words, *output, "--direct_num_workers", "1"])
-    assert "unrecognized arguments: --direct_num_workers 1" in capsys.readouterr().err
+    assert "nothing to do" in run_command(*words, "--runner", "direct", "--", "--direct_num_workers=1").out
+    assert "--workers" in run_command(*words, "--runner", "direct", "--workers", "2", status=1).err
+    error = run_command(*words, "--direct_num_workers", "1", status=2).err
+    assert "unrecognized arguments: --direct_num_workers 1" in error
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from sft_files import error_of
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
-from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError, WrongTypeError
 from grain_sft.layout import MaterializedLayout
 from grain_sft.prepare.materialize import materialize
@@ -123,12 +122,11 @@ def test_a_garbled_manifest_is_an_error_that_names_it(written):
             assert "rows.json" in error_of(written)
 
 
-def test_the_command_pack_writes_the_rows_of_materialize(tmp_path, layout, capsys):
-    arguments = ["pack", str(tmp_path / "chats"), "--sequence-length", str(LENGTH)]
-    out = ["--materialize", str(tmp_path / "rows"), "--output", str(tmp_path / "figures.json")]
-    assert main([*arguments, "--algorithm", "best_fit_decreasing", *out]) == 0
+def test_the_command_pack_writes_the_rows_of_materialize(tmp_path, layout, run_command):
+    arguments = ["pack", tmp_path / "chats", "--sequence-length", LENGTH, "--algorithm", "best_fit_decreasing"]
+    out = ["--materialize", tmp_path / "rows", "--output", tmp_path / "figures.json"]
+    assert f"rows written  {tmp_path / 'rows'}" in run_command(*arguments, *out).out
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert f"rows written  {tmp_path / 'rows'}" in capsys.readouterr().out
     assert figures["materialized"]["rows"] == len(layout)
     materialize(layout, tmp_path / "whole")
     assert digests(tmp_path / "rows") == digests(tmp_path / "whole")

@@ -1,10 +1,8 @@
 """`prepare` makes a prompt and two responses of a preference pair, whatever the shape of its record."""
 
-import json
-
 import numpy as np
 import pytest
-from batches import sections
+from batches import sections, write_config
 from prepared import CHATML, turns
 from record_files import lines
 from tokenizer_makers import byte_level_json, save_huggingface
@@ -12,7 +10,6 @@ from tokenizers import Tokenizer
 
 import grain_sft
 from grain_sft import GrainSftError, Host, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.corpus import pair_lengths
 from grain_sft.prepare import Dataset, Rendered, Request, convert, prepare
 from grain_sft.prepare.pairs import pair_of
@@ -106,20 +103,17 @@ def test_an_empty_response_is_refused():
             pair_of(*pair)
 
 
-def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):
+def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, run_command):
     request = request_of([record for number in range(8) for record in shapes(number)[0]], shuffle=False)
     path, out = request.datasets[0].paths[0], tmp_path / "out"
     words = ["prepare", path, *f"--template hf --tokenizer {tokenizer} --format pairs --output {out}".split()]
-    assert main([*words, "--dry-run", "1"]) == 0 and "| yes 0<|im_end|>no<|im_end|>" in capsys.readouterr().out
-    assert main(words) == 0
+    assert "| yes 0<|im_end|>no<|im_end|>" in run_command(*words, "--dry-run", "1").out
+    run_command(*words)
     config = sections(out, 64, layout="pairs", order="sequential")
-    (tmp_path / "pairs.json").write_text(json.dumps(config))
-    assert main(["verify", str(tmp_path / "pairs.json"), "--full"]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "pairs.json"), "--step", "0", "--row", "0"]) == 0
-    assert "segment 2, chosen: tokens" in capsys.readouterr().out
-    assert main(["trace", str(tmp_path / "pairs.json"), "--record", "3"]) == 0
-    assert "seen 1 times" in capsys.readouterr().out
+    run = write_config(tmp_path / "pairs.json", config)
+    run_command("verify", run, "--full")
+    assert "segment 2, chosen: tokens" in run_command("inspect", run, "--step", "0", "--row", "0").out
+    assert "seen 1 times" in run_command("trace", run, "--record", "3").out
     for layout in ("packed", "padded", "windows"):
         with pytest.raises(GrainSftError, match="would train on the pairs' rejected responses"):
             grain_sft.load(config | {"layout": {"kind": layout, "sequence_length": 64}}, host=Host(0, 1))

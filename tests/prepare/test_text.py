@@ -12,7 +12,6 @@ from record_files import parquet
 from tokenizer_makers import save_huggingface
 
 from grain_sft import open_corpus
-from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import dry_run, load_tokenizer
 
@@ -120,11 +119,10 @@ def test_text_is_normalized_before_it_is_searched_for_special_tokens(spm: Path, 
     assert tokenizer.control_ids.isdisjoint(document[:-1])
 
 
-def test_a_schema_names_the_key_of_the_text_and_the_summary_counts_bytes(spm, tmp_path, capsys):
+def test_a_schema_names_the_key_of_the_text_and_the_summary_counts_bytes(spm, tmp_path, run_command):
     path = write(tmp_path / "a.jsonl", ["the answer é", "the question"], key="content")
-    words = ["prepare", str(path), "--template", "text", "--tokenizer", str(spm), "--output", str(tmp_path / "out")]
-    assert main([*words, "--schema", "text:text=content"]) == 0
-    printed = capsys.readouterr().out
+    words = ["prepare", path, "--template", "text", "--tokenizer", spm, "--output", tmp_path / "out"]
+    printed = run_command(*words, "--schema", "text:text=content").out
     manifest = json.loads((tmp_path / "out/prepare.json").read_text())
     assert f"25 bytes {25 / manifest['text']['tokens']:>18.3f} bytes a token" in printed
 

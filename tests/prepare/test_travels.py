@@ -12,7 +12,6 @@ from prepared import CHAT_FORMATS, make_each_format, save_trained
 from sft_files import error_of
 
 import grain_sft
-from grain_sft.cli.main import main
 from grain_sft.cli.prepare import print_summary
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert
@@ -143,7 +142,7 @@ def test_the_name_of_a_tokenizer_is_refused_if_the_corpus_has_only_a_hash(tmp_pa
     assert expected in error_of(tmp_path / "seed", tokenizer=str(folder / "other.model"))
 
 
-def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
+def test_commands_refuse_another_tokenizer(folder, tmp_path, run_command):
     run = write_config(tmp_path / "run.json", config_of(folder / "olmo"))
     for command in (
         f"verify {folder}/olmo --tokenizer-name",
@@ -152,10 +151,9 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
         f"trace {run} --find question --tokenizer",
         f"report {run} --seconds 0 --output {tmp_path}/r.html --tokenizer",
     ):
-        assert main([*command.split(), str(folder / "other.model")]) == 1, command
-        printed = capsys.readouterr()
+        printed = run_command(*command.split(), folder / "other.model", status=1)
         assert "made with" in printed.out + printed.err, command
-    assert main(["verify", f"{folder}/olmo", "--tokenizer-name", str(folder / "spm.model")]) == 0
+    run_command("verify", f"{folder}/olmo", "--tokenizer-name", folder / "spm.model")
 
 
 def test_documents_that_olmo_core_does_not_find_are_noted_unless_the_template_is_the_reason(capsys):

@@ -8,7 +8,6 @@ import pytest
 from prepared import CHAT_FORMATS, digests, make_each_format
 
 import grain_sft
-from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import corpus_documents_named, documents_named_in, traits
 
@@ -29,7 +28,7 @@ def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int
 
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)
-def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form, capsys):
+def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form, run_command):
     files = {"openchat": "openchat.eval.parquet", "primer": "val_input_ids.bin"}
     splits = {"train": folder / form, "val": folder / form / files.get(form, "val")}
     before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
@@ -37,9 +36,8 @@ def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form,
     (tmp_path / "list.txt").write_text("a/chats.jsonl:7\nb/chats.jsonl:2\n")
     gone = {[*before["train"], *before["val"]][number] for number in numbers}
     gone |= {(0, 7), (1, 2)} | {(2, line) for line in range(1, INPUTS["b/more.jsonl"] + 1)}
-    named = [*map(str, numbers), str(tmp_path / "list.txt"), "more.jsonl"]
-    assert main(["withdraw", str(folder / form), *named, "--output", str(tmp_path / "out")]) == 0
-    printed = capsys.readouterr().out
+    named = [*numbers, tmp_path / "list.txt", "more.jsonl"]
+    printed = run_command("withdraw", folder / form, *named, "--output", tmp_path / "out").out
     assert f"dropped  {len(gone)}: withdrawn" in printed and "Begin a run on it at step 0" in printed
     for name, path in splits.items():
         after = records_of(grain_sft.open_corpus(tmp_path / "out" / path.relative_to(folder / form)))
@@ -47,12 +45,13 @@ def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form,
     assert digests(tmp_path / "out").keys() == digests(folder / form).keys()
 
 
-def test_a_second_call_with_the_same_documents_does_nothing_and_one_with_others_is_refused(folder, tmp_path, capsys):
-    command = ["withdraw", str(folder / "olmo"), "--output", str(tmp_path / "out")]
-    assert main([*command, "4", "2"]) == main([*command, "2", "4"]) == 0
-    assert "is complete: nothing to do" in capsys.readouterr().out
-    assert main([*command, "2", "5"]) == 1
-    assert "request.without" in capsys.readouterr().err
+def test_a_second_call_with_the_same_documents_does_nothing_and_one_with_others_is_refused(
+    folder, tmp_path, run_command
+):
+    command = ["withdraw", folder / "olmo", "--output", tmp_path / "out"]
+    run_command(*command, "4", "2")
+    assert "is complete: nothing to do" in run_command(*command, "2", "4").out
+    assert "request.without" in run_command(*command, "2", "5", status=1).err
 
 
 WRONG_NAMES = [
@@ -66,29 +65,29 @@ WRONG_NAMES = [
 
 
 @pytest.mark.parametrize(("named", "message"), WRONG_NAMES)
-def test_names_that_are_wrong_or_leave_no_document_are_refused(folder, tmp_path, named, message, capsys):
-    assert main(["withdraw", str(folder / "episodes"), *named, "--output", str(tmp_path / "out")]) == 1
-    assert message in capsys.readouterr().err
+def test_names_that_are_wrong_or_leave_no_document_are_refused(folder, tmp_path, named, message, run_command):
+    error = run_command("withdraw", folder / "episodes", *named, "--output", tmp_path / "out", status=1).err
+    assert message in error
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("corpus", "output"), [("out", "out"), ("out/train", "out"), ("link", "out"), ("out", "link")])
-def test_an_output_that_would_replace_the_corpus_is_refused(folder, tmp_path, corpus, output, capsys):
+def test_an_output_that_would_replace_the_corpus_is_refused(folder, tmp_path, corpus, output, run_command):
     shutil.copytree(folder / "olmo", tmp_path / "out")
     (tmp_path / "link").symlink_to(tmp_path / "out")
     files = digests(tmp_path / "out")
-    command = ["withdraw", str(tmp_path / corpus), "4", "--format", "olmo", "--output", str(tmp_path / output)]
-    assert main([*command, "--overwrite"]) == 1
-    assert f"is an input, which the output {tmp_path}/out would replace. Give another output" in capsys.readouterr().err
+    command = ["withdraw", tmp_path / corpus, "4", "--format", "olmo", "--output", tmp_path / output, "--overwrite"]
+    expected = f"is an input, which the output {tmp_path}/out would replace. Give another output"
+    assert expected in run_command(*command, status=1).err
     assert digests(tmp_path / "out") == files
 
 
-def test_a_corpus_without_a_manifest_needs_the_format_of_the_output(tmp_path, capsys):
+def test_a_corpus_without_a_manifest_needs_the_format_of_the_output(tmp_path, run_command):
     np.array([5, 2, 6, 7, 2], np.uint16).tofile(tmp_path / "x.npy")
-    command = ["withdraw", str(tmp_path / "x.npy"), "0", "--output", str(tmp_path / "out")]
-    assert main(command) == 1
-    assert "states no format. Check the path of the corpus, or give the format of the output" in capsys.readouterr().err
-    assert main([*command, "--format", "megatron", "--dtype", "uint16", "--eos-token-id", "2"]) == 0
+    command = ["withdraw", tmp_path / "x.npy", "0", "--output", tmp_path / "out"]
+    expected = "states no format. Check the path of the corpus, or give the format of the output"
+    assert expected in run_command(*command, status=1).err
+    run_command(*command, "--format", "megatron", "--dtype", "uint16", "--eos-token-id", "2")
     assert [each.tokens.tolist() for each in grain_sft.open_corpus(tmp_path / "out").iter_documents()] == [[6, 7, 2]]
 
 

@@ -10,7 +10,6 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError, CorpusFileError, PipelineError
 from grain_sft.provenance import check_audit
 from grain_sft.provenance.audit import read_line
@@ -166,24 +165,22 @@ def audited(config, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_command_confirms_a_log_and_contradicts_one_with_a_changed_line(config, audited, ending, capsys):
+def test_the_command_confirms_a_log_and_contradicts_one_with_a_changed_line(config, audited, ending, run_command):
     path = audited.with_suffix(ending)
-    assert main(["audit-check", str(path), str(config)]) == 0
+    printed = run_command("audit-check", path, config).out
     receipt = grain_sft.load(config, host=Host(0, 2)).receipt.code
     counts = "7 entries, 2 starts, 1 resumes, 2 epochs complete"
-    assert capsys.readouterr().out == f"confirmed: {counts}; receipt {receipt}\n"
+    assert printed == f"confirmed: {counts}; receipt {receipt}\n"
     path.write_text(re.sub(r'(since_step(=|": ))16\b', r"\g<1>15", path.read_text()))
-    assert main(["audit-check", str(path), str(config)]) == 1
-    printed = capsys.readouterr().out.splitlines()
+    printed = run_command("audit-check", path, config, status=1).out.splitlines()
     assert printed[0] == f"{path}: line 7: since_step=15; expected 16."
     assert printed[1].startswith("CONTRADICTED: 7 entries")
 
 
-def test_the_command_prints_at_most_20_contradictions_of_the_log_of_another_run(config, audited, capsys):
+def test_the_command_prints_at_most_20_contradictions_of_the_log_of_another_run(config, audited, run_command):
     write_config(config, put(json.loads(config.read_text()), "sampler.seed", 8))
     path = audited.with_suffix(".log")
     path.write_text(path.read_text() * 5)
-    assert main(["audit-check", str(path), str(config)]) == 1
-    printed = capsys.readouterr().out.splitlines()
+    printed = run_command("audit-check", path, config, status=1).out.splitlines()
     assert len(printed) == 22 and "more that are not shown" in printed[20]
     assert "sampler differs: here" in "\n".join(printed)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from batches import assert_same, load, sections, write_config
 
-from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError
 from grain_sft.provenance import difference, find_document, summarize, trace
 
@@ -20,7 +19,7 @@ def several(corpora):
     return sections(None, 64, corpus=corpora["olmo"], order="shuffle") | {"stages": stages}
 
 
-def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
+def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, run_command):
     pipeline, steps = load(several), range(12)
     lines = trace(pipeline, steps)
     first, second, third = (stage.source.layout for stage in pipeline.stages)
@@ -48,29 +47,26 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
     withdrawn = trace(load({**several, "amendments": [{"withdraw": {"from": 4, "documents": number}}]}), steps)
     assert ((withdrawn.withdrawn > 0) == ((withdrawn.document == number) & (withdrawn.step >= 4))).all()
     path = write_config(tmp_path / "run.json", several)
-    command = ["trace", str(path), "--epochs", "2", "--format", "csv", "--document"]
-    for name in (str(number), f"late:{number - begin}"):
-        assert main([*command, name]) == 0
-        assert len(capsys.readouterr().out.splitlines()) == 2 + len(found)
+    command = ["trace", path, "--epochs", "2", "--format", "csv", "--document"]
+    for name in (number, f"late:{number - begin}"):
+        assert len(run_command(*command, name).out.splitlines()) == 2 + len(found)
     for name, why in (("web:0", "no such source; expected one of late, early"), ("9999", "no stage of the run has it")):
-        assert main([*command, name]) == 1
-        assert why in capsys.readouterr().err
+        assert why in run_command(*command, name, status=1).err
     with pytest.raises(RowIndexError, match="document 9999: no stage of the run has it"):
         find_document(pipeline, [number, 9999])
 
 
-def test_documents_are_found_after_a_stage_whose_documents_have_unknown_ends(corpora, tmp_path, capsys):
+def test_documents_are_found_after_a_stage_whose_documents_have_unknown_ends(corpora, tmp_path, run_command):
     np.arange(500, dtype=np.uint16).tofile(tmp_path / "web.npy")
     web = {"path": str(tmp_path / "web.npy"), "dtype": "uint16", "weight": 1, "layout": {"kind": "windows"}}
     late = {"corpus": {"mixture": {"chat": {**corpora["olmo"], "weight": 1}, "web": web}}}
     stated = sections(None, 64, corpus={key: web[key] for key in ("path", "dtype")}, order="shuffle")
     first = {"steps": 3, "layout": {"kind": "windows"}}
-    config = str(write_config(tmp_path / "run.json", stated | {"stages": [first, late]}))
+    config = write_config(tmp_path / "run.json", stated | {"stages": [first, late]})
     for name in ("chat:2", "502"):
-        assert main(["trace", config, "--epochs", "1", "--document", name]) == 0
-        assert "seen 1 times" in capsys.readouterr().out
-    assert main(["trace", config, "--document", "web:2"]) == 1
-    assert "web.npy: no file states where documents end" in capsys.readouterr().err
+        assert "seen 1 times" in run_command("trace", config, "--epochs", "1", "--document", name).out
+    error = run_command("trace", config, "--document", "web:2", status=1).err
+    assert "web.npy: no file states where documents end" in error
 
 
 def test_a_difference_counts_documents_by_their_files(several):

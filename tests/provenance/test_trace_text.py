@@ -11,7 +11,6 @@ from prepared import chat
 from sft_files import write_episodes
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
-from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.layout import documents_of_record
 from grain_sft.prepare import Dataset, Request, prepare
@@ -139,28 +138,26 @@ def test_a_tokenizer_whose_vocabulary_lacks_a_token_of_the_corpus_is_refused(cha
         documents_with_text(other, tokenizer_of(other, str(chats / "tokenizer")), "z")
 
 
-def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, capsys):
-    path = str(write_config(tmp_path / "run.json", sections(chats, 64, global_batch_size=1, epochs=2)))
+def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, run_command):
+    path = write_config(tmp_path / "run.json", sections(chats, 64, global_batch_size=1, epochs=2))
     for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):
-        assert main(["trace", path, *asked, "--format", "jsonl"]) == 0
-        head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+        head, *lines = map(json.loads, run_command("trace", path, *asked, "--format", "jsonl").out.splitlines())
         assert len({(line["step"], line["row"], line["segment"]) for line in lines}) == times
         assert ("seen" if times else "no document") in head["about"]
         for line in lines:
             assert "zeppelin" in HIDDEN[FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1]
 
 
-def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):
+def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, run_command):
     np.arange(5000, dtype="<u2").tofile(tmp_path / "raw.npy")
     raw = {"weight": 1, "path": str(tmp_path / "raw.npy"), "dtype": "uint16"}
     mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}, "raw": raw}}
     config = sections(None, 64, corpus=mixture, layout="windows", global_batch_size=1, order="shuffle")
     path = write_config(tmp_path / "run.json", config)
-    assert main(["trace", str(path), "--find", "violet zeppelin", "--format", "jsonl"]) == 0
-    head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+    printed = run_command("trace", path, "--find", "violet zeppelin", "--format", "jsonl").out
+    head, *lines = map(json.loads, printed.splitlines())
     assert "2 documents, seen" in head["about"] and lines
-    assert main(["trace", str(path), "--record", "nothing:1"]) == 1
-    message = capsys.readouterr().err
+    message = run_command("trace", path, "--record", "nothing:1", status=1).err
     assert "'chats': record 'nothing:1': no such input" in message and "'raw': record 'nothing:1'" in message
 
 

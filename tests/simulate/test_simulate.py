@@ -13,7 +13,6 @@ from emulator import LENGTH, put_windows
 from sft_files import write_olmo
 
 from grain_sft import Host, child_environment
-from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.cache import HostCache
@@ -226,28 +225,22 @@ def test_a_process_measures_the_stage_of_its_first_step(chats, tmp_path):
     assert measure(own, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 
-def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
+def test_the_command_prints_answers_and_json(chats, tmp_path, run_command):
     config = str(write_config(tmp_path / "run.json", config_of(chats, PACKED, 8)))
     command = ["simulate", config, "--hosts", "4", "--steps", "0:20", "--as-bucket"]
     page, model = tmp_path / "page.html", ["--processes", "0", "--step-ms", "2000", "--bucket-requests", "1234567"]
-    with pytest.raises(SystemExit):
-        main([*command, "-o", str(page), "--html", str(page)])
-    assert "the file of --output" in capsys.readouterr().err
-    assert main([*command, *model, "-o", str(tmp_path / "figures.json"), "--html", str(page)]) == 0
-    shown = capsys.readouterr().out
+    assert "the file of --output" in run_command(*command, "-o", page, "--html", page, status=2).err
+    shown = run_command(*command, *model, "-o", tmp_path / "figures.json", "--html", page).out
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert shown == "\n".join(lines(figures)) + "\n" and "bucket, requests" in shown
     assert [each["enough"] for each in figures["answers"]] == [True] * 4
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
     assert json.loads(found[1]) == figures and page.read_text().count("<svg") == 4
     assert "feed this run? Yes." in page.read_text() and "1,234,567<" in page.read_text()
-    assert main([*command, "--processes", "1", "--bucket-requests", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = run_command(*command, "--processes", "1", "--bucket-requests", "1").out
     assert "NOT ENOUGH" in shown and re.search("start-up .* s until the first batch", shown)
     for option, value in (("--bucket-requests", "inf"), ("--threads", "10001"), ("--prefetch", "0")):
-        with pytest.raises(SystemExit):
-            main([*command, option, value])
-        assert f"argument {option}" in capsys.readouterr().err
+        assert f"argument {option}" in run_command(*command, option, value, status=2).err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from prepared import save_trained
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft.cli.main import main
 from grain_sft.verify import content, verify
 from grain_sft.verify.content import find_duplicates, scan_documents
 
@@ -158,16 +157,16 @@ def test_another_tokenizer_next_to_the_corpus_is_found(tmp_path):
     assert_finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
 
 
-def test_duplicates_are_counted_and_are_faults_only_with_refuse_duplicates(tmp_path, capsys):
+def test_duplicates_are_counted_and_are_faults_only_with_refuse_duplicates(tmp_path, run_command):
     docs = documents(300)
     docs += [docs[7], docs[9], docs[7]]
     root = write_olmo(tmp_path / "olmo", docs, part_tokens=1000)
     report = check(root)
     assert report.sound and report.figures["duplicate_documents"] == 3
     assert report.figures["duplicate_tokens"] == 2 * len(docs[7][0]) + len(docs[9][0])
-    arguments = ["verify", str(root), "--full", "--eos-token-id", str(EOS), "--vocab-size", "1000"]
-    assert main(arguments) == 0 and "3 documents" in capsys.readouterr().out
-    assert main([*arguments, "--refuse-duplicates"]) == 1 and "documents 7 and 300" in capsys.readouterr().out
+    arguments = ["verify", root, "--full", "--eos-token-id", EOS, "--vocab-size", "1000"]
+    assert "3 documents" in run_command(*arguments).out
+    assert "documents 7 and 300" in run_command(*arguments, "--refuse-duplicates", status=1).out
 
 
 @pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])

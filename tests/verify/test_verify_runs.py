@@ -13,7 +13,6 @@ from damaged import LENGTH, VOCABULARY, assert_finds, check, poke, sentences, wr
 from sft_files import EOS
 
 import grain_sft
-from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
 from grain_sft.layout import PackedLayout, PaddedLayout
 from grain_sft.layout.plan import plan_columns
@@ -215,26 +214,22 @@ def test_a_wrong_value_in_a_plane_of_materialized_rows_is_found(tmp_path, layout
     assert_finds(tmp_path / "rows", [("rows", "rows_0000.bin", "row 40")])
 
 
-def test_exit_codes_and_json_state_the_result(tmp_path, config, capsys):
+def test_exit_codes_and_json_state_the_result(tmp_path, config, run_command):
     root = write("primer", tmp_path)
-    assert main(["verify", str(root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command("verify", root, "--json").out)
     assert found["sound"] and found["figures"]["documents"] == 300
     poke(root / "train_idx.npy", np.uint8, 140, 9)
-    assert main(["verify", str(root), "--json"]) == 1
-    (finding,) = (each for each in json.loads(capsys.readouterr().out)["findings"] if each["wrong"])
+    found = json.loads(run_command("verify", root, "--json", status=1).out)
+    (finding,) = (each for each in found["findings"] if each["wrong"])
     assert finding["where"].endswith("train_idx.npy") and finding["check"] == "boundaries"
-    assert main(["verify", str(tmp_path / "nothing")]) == 1 and "no such file" in capsys.readouterr().out.lower()
-    assert main(["verify", str(config()), "--vocab-size", "1000"]) == 0
+    assert "no such file" in run_command("verify", tmp_path / "nothing", status=1).out.lower()
+    run_command("verify", config(), "--vocab-size", "1000")
     for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
-        assert main(["verify", str(root), *unused]) == 1
-        assert f"but {unused[0][2:]} applies only to a" in capsys.readouterr().err
-    assert main(["verify", str(config()), "--no-use-loss-mask", "--eos-token-id", "0"]) == 1
-    assert "Leave out eos_token_id, use_loss_mask" in capsys.readouterr().err
+        assert f"but {unused[0][2:]} applies only to a" in run_command("verify", root, *unused, status=1).err
+    error = run_command("verify", config(), "--no-use-loss-mask", "--eos-token-id", "0", status=1).err
+    assert "Leave out eos_token_id, use_loss_mask" in error
     for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
-        with pytest.raises(SystemExit) as status:
-            main(["verify", str(root), *wrong])
-        assert status.value.code == 2
+        run_command("verify", root, *wrong, status=2)
 
 
 def test_a_corpus_a_config_and_a_plan_are_recognized_by_name_and_content(tmp_path, config):

@@ -15,7 +15,6 @@ import pytest
 from batches import load, sections, write_config
 
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
-from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline import Amendment
 from grain_sft.transforms import ResetAtEod
@@ -212,33 +211,32 @@ def test_tokens_that_take_loss_are_in_brackets_or_bright(pipeline, texts):
     assert inside.replace("‿", "") == expected
 
 
-def test_the_command_prints_one_row(run, pipeline, texts, capsys, monkeypatch):
+def test_the_command_prints_one_row(run, pipeline, texts, run_command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     (view,) = view_rows(pipeline, 1, [2])
     for colour in (False, True):
-        assert main(["inspect", str(run), "--step", "1", "--row", "2", "--colour", "always" if colour else "auto"]) == 0
-        printed = capsys.readouterr().out
+        words = ["--step", "1", "--row", "2", "--colour", "always" if colour else "auto"]
+        printed = run_command("inspect", run, *words).out
         assert printed.splitlines() == "\n".join(row_lines(view, texts, colour=colour, width=60)).splitlines()
         assert ("\x1b[" in printed) == colour and "two & <b>.jsonl:" in printed
 
 
-def test_without_a_tokenizer_ids_are_shown(write_tokens, tmp_path, capsys):
+def test_without_a_tokenizer_ids_are_shown(write_tokens, tmp_path, run_command):
     tokens = write_tokens("tokens.npy", np.arange(500) % 97, "uint16")
     config = sections(tokens, 64, corpus={"dtype": "uint16"}, layout="windows")
-    assert main(["inspect", str(write_config(tmp_path / "windows.json", config)), "--step", "0"]) == 0
-    captured = capsys.readouterr()
-    assert "Give --tokenizer" in captured.err and "tokens.npy" in captured.out
-    assert re.findall(r"⟨(\d+)⟩", captured.out) == list(map(str, load(config)[0]["inputs"][0].tolist()))
+    printed = run_command("inspect", write_config(tmp_path / "windows.json", config), "--step", "0")
+    assert "Give --tokenizer" in printed.err and "tokens.npy" in printed.out
+    assert re.findall(r"⟨(\d+)⟩", printed.out) == list(map(str, load(config)[0]["inputs"][0].tolist()))
 
 
-def test_wrong_steps_rows_tokenizers_and_hosts_are_errors(run, capsys):
+def test_wrong_steps_rows_tokenizers_and_hosts_are_errors(run, run_command):
     for arguments, words in (
         ("--step 100000", "expected 0 to"),
         ("--step 0 --row 4", "row 4 of step 0: expected 0 to 3"),
         ("--step 0 --tokenizer nowhere", "nowhere: no such file"),
         ("--step 0 --host 0/3", "3 hosts"),
     ):
-        assert main(["inspect", str(run), *arguments.split()]) == 1 and words in capsys.readouterr().err
+        assert words in run_command("inspect", run, *arguments.split(), status=1).err
 
 
 def test_colours_are_printed_only_on_terminals_without_no_color_and_any_encoding_works(run):

@@ -7,7 +7,6 @@ from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
 from report_tables import data_of
 
-from grain_sft.cli.main import main
 from grain_sft.view import row_lines, view_rows
 from grain_sft.view.report import packing
 from grain_sft.view.text import TokenTexts, columns, shown_texts
@@ -45,8 +44,10 @@ def test_the_report_does_not_pack_pairs(config):
     assert "not packed" in packing(load(config))["error"]
 
 
-def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser):
-    assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
+def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_columns(
+    config, tmp_path, browser, run_command
+):
+    run_command("inspect", config, "--step", "0", "--html", tmp_path / "rows.html")
     rows = data_of(tmp_path / "rows.html")["steps"][0]["rows"]
     assert all(row["names"] == ["prompt", "chosen", "rejected"] for row in rows)
     assert rows[0]["segments"][:3] == [[1, 0, 2], [2, 2, 2], [3, 2, 3]]

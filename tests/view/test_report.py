@@ -195,10 +195,9 @@ def write_plain(folder, corpus):
     return write_config(folder / "plain.json", sections("", 100, corpus=corpus, **options))
 
 
-def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, run_command):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
-    assert "pip install '.[report]'" in capsys.readouterr().err
+    assert "pip install '.[report]'" in run_command("report", run, "--output", tmp_path / "x.html", status=1).err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,16 +218,15 @@ def test_a_large_corpus_is_sampled_and_the_report_states_how_much(write_tokens, 
     assert make_report(pipeline, TokenTexts(None), steps=1)["sampled"]["steps"] == 1
 
 
-def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tmp_path, capsys):
+def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tmp_path, run_command):
     tokens = write_tokens("a.npy", np.arange(1000) % 9, "uint16")
     path, out = write_plain(tmp_path, {"path": str(tokens), "dtype": "uint16"}), tmp_path / "out.html"
-    assert main(["report", str(path), "--output", str(out), "--seconds", "0"]) == 0
-    assert "lengths" not in capsys.readouterr().out
+    assert "lengths" not in run_command("report", path, "--output", out, "--seconds", "0").out
     assert "eos_token_id" in json.loads((tmp_path / "out.json").read_text())["lengths"]["error"]
     assert "Not measured." in out.read_text() and "eos_token_id" in out.read_text()
 
 
-def test_no_page_replaces_its_config(config, capsys):
+def test_no_page_replaces_its_config(config, run_command):
     path = config()
     before, replaces = path.read_bytes(), "is an input, which the output"
     for command, reason in (
@@ -238,8 +236,7 @@ def test_no_page_replaces_its_config(config, capsys):
         (f"inspect {path} --step 0 --html {path}", replaces),
         (f"simulate {path} --hosts 2 --steps 0:1 --html {path}", replaces),
     ):
-        assert main(command.split()) == 1
-        assert reason in capsys.readouterr().err
+        assert reason in run_command(*command.split(), status=1).err
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

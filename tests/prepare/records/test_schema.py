@@ -10,7 +10,6 @@ from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_record
 from grain_sft.prepare.records.conversation import DOCUMENT
@@ -259,12 +258,10 @@ WRONG_SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "message"), WRONG_SCHEMAS)
-def test_the_error_of_a_wrong_schema_names_the_mistake(schema, message, capsys):
+def test_the_error_of_a_wrong_schema_names_the_mistake(schema, message, run_command):
     with pytest.raises(PrepareError, match=re.escape(message)):
         check_schema(schema)
-    with pytest.raises(SystemExit):
-        main(["train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema])
-    assert message in capsys.readouterr().err
+    assert message in run_command("train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema, status=2).err
 
 
 def test_a_schema_may_read_one_key_as_two_and_leaves_the_keys_of_tools():

@@ -6,16 +6,16 @@ import random
 import numpy as np
 from prepared import save_trained, write_chats
 
-from grain_sft.cli.main import main
 
-
-def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_metadata(tmp_path, monkeypatch, capsys):
+def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_metadata(
+    tmp_path, monkeypatch, run_command
+):
     monkeypatch.chdir(tmp_path)
     model = str(save_trained(tmp_path))
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model)
     write_chats(tmp_path / "data/primer.jsonl", 57)
     line = "build-sft-primer --primer-jsonl data/primer.jsonl --out-dir data/cache/sft --seed 7 --val-frac 0.25 --t-max 1024"
-    assert main(line.split()) == 0
+    printed = run_command(*line.split()).out
     folder = tmp_path / "data/cache/sft/primer"
     meta = json.loads((folder / "meta.json").read_text())
     assert (meta["source"], len(meta["tokenizer_sha256"])) == ("primer", 64)
@@ -31,8 +31,7 @@ def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_met
         assert counts["num_tokens"] == counts["shard_size"] == tokens.stat().st_size // 2 == labels.stat().st_size // 4
         assert counts["num_label_tokens"] == np.count_nonzero(np.fromfile(labels, "<i4") != -100)
         assert (folder / split / "shard_00000.bin").read_bytes() == tokens.read_bytes()
-    printed = capsys.readouterr().out
     assert "43 examples" in printed and "14 examples" in printed and "data/cache/sft/primer" in printed
     assert f"{meta['splits']['train']['num_tokens']:,} tokens" in printed
     monkeypatch.delenv("GRAIN_SFT_TOKENIZER")
-    assert main([*line.split(), "--tokenizer", model]) == 0 and "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in run_command(*line.split(), "--tokenizer", model).out

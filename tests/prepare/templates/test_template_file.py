@@ -12,25 +12,24 @@ from template_rules import render_one
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
-from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, load_tokenizer, prepare
 from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.templates.chat_template import ChatTemplate
 
 
-def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, capsys):
+def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, run_command):
     tokenizer = save_tiktoken(tmp_path, ("<e>",), eos="<e>")
     (tmp_path / "chat.jinja").write_text(CHATML)
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat("hi", "hello <|im_end|>")) + "\n")
-    command = ["prepare", str(tmp_path / "chats.jsonl"), "--template", str(tmp_path / "chat.jinja")]
-    command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out")]
-    assert main(command) == 0, capsys.readouterr().err
+    command = ["prepare", tmp_path / "chats.jsonl", "--template", tmp_path / "chat.jinja"]
+    command += ["--tokenizer", tokenizer, "--output", tmp_path / "out"]
+    run_command(*command)
     corpus = open_corpus(tmp_path / "out")
     (document,) = corpus.iter_documents()
     assert document.tokens[-1] == corpus.eos_token_id
-    assert main([*command, "--chat-template", str(tmp_path / "chat.jinja"), "--dry-run"]) == 1
-    assert "expected one template" in capsys.readouterr().err
+    error = run_command(*command, "--chat-template", tmp_path / "chat.jinja", "--dry-run", status=1).err
+    assert "expected one template" in error
 
 
 TAGS = ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% generation %} #}"]
@@ -43,10 +42,9 @@ def test_generation_tags_are_found_in_every_spelling_of_jinja_but_not_in_comment
 
 
 @pytest.mark.parametrize("word", ["primmer", "/nope.jinja"])
-def test_a_name_that_is_neither_template_nor_file_is_refused(tmp_path, capsys, word):
-    with pytest.raises(SystemExit):
-        main(["prepare", "x.jsonl", "--template", word, "--tokenizer", "y", "--output", str(tmp_path / "out")])
-    assert f"'{word}' is neither a template nor a file" in capsys.readouterr().err
+def test_a_name_that_is_neither_template_nor_file_is_refused(tmp_path, run_command, word):
+    words = ["prepare", "x.jsonl", "--template", word, "--tokenizer", "y", "--output", tmp_path / "out"]
+    assert f"'{word}' is neither a template nor a file" in run_command(*words, status=2).err
 
 
 TAGGED = [
@@ -87,7 +85,7 @@ class Shouted(TEMPLATES["text"]):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers, monkeypatch, capsys):
+def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers, monkeypatch, run_command):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.syspath_prepend(tmp_path)
     code = tmp_path / f"shouted{workers}.py"
@@ -95,16 +93,15 @@ def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers,
     tokenizer = save_sentencepiece(tmp_path)
     for number in range(6):
         write(tmp_path / f"{number}.jsonl", ["hello"])
-    command = ["prepare", *map(str, sorted(tmp_path.glob("*.jsonl"))), "--template", f"{code.stem}:Mine"]
-    command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out"), "--workers", workers]
-    assert main(command) == 0, capsys.readouterr().err
+    command = ["prepare", *sorted(tmp_path.glob("*.jsonl")), "--template", f"{code.stem}:Mine"]
+    command += ["--tokenizer", tokenizer, "--output", tmp_path / "out", "--workers", workers]
+    run_command(*command)
     texts = [load_tokenizer(tokenizer).decode(each.tokens) for each in open_corpus(tmp_path / "out").iter_documents()]
     assert texts == ["HELLO</s>"] * 6
     code.write_text(code.read_text() + "# edited")
     expected = f"from other inputs or options. What changed:\n  code.template {code.stem}:Mine[0]: "
-    assert main(command) == 1 and expected in capsys.readouterr().err
-    assert main(["prepare", "x", "--template", "no.such:Name", *command[9:]]) == 1
-    assert "no.such:Name" in capsys.readouterr().err
+    assert expected in run_command(*command, status=1).err
+    assert "no.such:Name" in run_command("prepare", "x", "--template", "no.such:Name", *command[9:], status=1).err
 
 
 class WrongId(TEMPLATES["text"]):
