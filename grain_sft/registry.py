@@ -49,7 +49,7 @@ class Registry(Generic[Entry]):
 
         Every process of a run has to register the entry, worker processes included.
         """
-        if not isinstance(name, str) or ":" in name or name in self._entries:
+        if not isinstance(name, str) or not name or ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
         self._entries[name] = self._adapted(name, entry)
         return entry
@@ -85,7 +85,8 @@ class Registry(Generic[Entry]):
     def _adapted(self, name: str, value: Any) -> Entry:
         if not isinstance(value, self._kinds):
             expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
-            raise self._error(f"{self._noun} {name!r} is a {type(value).__name__}; expected {expected}. Fix the name.")
+            article = "an" if (kind := type(value).__name__)[0] in "aeiou" else "a"
+            raise self._error(f"{self._noun} {name!r} is {article} {kind}; expected {expected}. Fix the name.")
         entry = self._adapt(value, name)
         if isinstance(entry, type):
             self._check_base(name, entry)
@@ -129,8 +130,9 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
         raise
     except Exception as raised:
         frames = reversed(traceback.extract_tb(raised.__traceback__))
+        text = str(raised).removesuffix(".") or "no message"
         theirs = (f" ({each.filename}:{each.lineno})" for each in frames if not each.filename.startswith(_FOLDER))
-        raise error(f"{what}: {type(raised).__name__}: {raised}{next(theirs, '')}. {fix}") from raised
+        raise error(f"{what}: {type(raised).__name__}: {text}{next(theirs, '')}. {fix}") from raised
 
 
 def name_of(entry: Any) -> str:

@@ -50,7 +50,8 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints, documents: Document
             raise ValueError(f"columns of shapes {sorted(shapes)}")
         faults = _faults(pieces, layout, rows, documents)
     except (TypeError, ValueError, IndexError) as error:
-        raise LayoutError(f"{method}: {error}. Expected int64 columns of one length.") from error
+        found = f"{method}: a result of type {type(columns).__name__}: {error}"
+        raise LayoutError(f"{found}. Expected int64 columns of one length.") from error
     for fault, wrong in faults.items():
         if wrong.any():
             row, column, shard, start, length = (int(values[wrong.argmax()]) for values in pieces[:5])

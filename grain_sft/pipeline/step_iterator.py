@@ -16,6 +16,7 @@ from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, arrivals, c
 from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.run import Arrival, Delivery, Observer, Run
+from grain_sft.registry import entry_errors
 
 T = TypeVar("T")
 
@@ -79,8 +80,9 @@ class StepIterator(grain.DatasetIterator[T]):
                 except _EndOfRun:
                     raise StopIteration from None
                 except StopIteration as error:  # from other code, and would end the run silently
-                    problem = f"step {self.next_step}: an observer or order raised StopIteration"
-                    raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
+                    fix = "If it calls next(), give that call a default."
+                    with entry_errors(PipelineError, f"step {self.next_step}: an observer or order", fix):
+                        raise error
                 batch, _, _ = undelivered = self._undelivered[step]
                 taken = step
                 del self._undelivered[step]

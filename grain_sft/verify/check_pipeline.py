@@ -38,6 +38,9 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             assert part.packing is not None
             arrays = vars(plan) | {"counts": np.array(list(plan.counts.values()), np.int64)}
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
+            if tokens := plan.counts["dropped_tokens"]:
+                found = f"leaves out {plan.counts['dropped_documents']:,} documents of {tokens:,} tokens"
+                report.note("plan", where, f"algorithm {part.packing.algorithm} {found}.")
             sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
     report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):

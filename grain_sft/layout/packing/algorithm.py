@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer, as_sequence_length, check_choice
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.errors import LayoutError
 from grain_sft.registry import entry_errors, is_ours
 from grain_sft.types import Ints
@@ -54,10 +54,13 @@ class PackedRows(NamedTuple):
             if len(set(shapes[:3])) > 1 or any(len(shape) != 1 for shape in shapes):
                 raise ValueError(f"columns of the shapes {shapes}")
         except (TypeError, ValueError) as error:
-            raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
+            found = f"algorithm {options.algorithm}: a result of type {type(columns).__name__}: {error}"
+            raise LayoutError(f"{found}. Expected int64 columns.") from error
         for fault, wrong in rows._faults(lengths, options, batch_rows).items():
             if wrong.any():
-                raise LayoutError(f"algorithm {options.algorithm}: its rows have {fault}. Fix the algorithm.")
+                number, kind = int(wrong.argmax()), "row" if fault.startswith("a row") else "piece"
+                where = f", such as {kind} {number}" if wrong.ndim else ""
+                raise LayoutError(f"algorithm {options.algorithm}: its rows have {fault}{where}. Fix the algorithm.")
         return rows
 
     def _faults(self, lengths: Ints, options: PackingOptions, batch_rows: int) -> dict[str, npt.NDArray[np.bool_]]:
@@ -66,6 +69,7 @@ class PackedRows(NamedTuple):
         counts, stop = np.diff(ends, prepend=0), offset + length
         order = np.lexsort((offset, document))  # pieces of one document become neighbors
         before, after = order[:-1], order[1:]
+        twice = (document[before] == document[after]) & (stop[before] > offset[after])
         totals = np.append(0, length.cumsum()).take(ends, mode="clip")  # "clip", because `ends` may be wrong
         last, most, capacity = ends[-1] if len(ends) else 0, options.max_segments, options.sequence_length
         return {
@@ -73,7 +77,7 @@ class PackedRows(NamedTuple):
             "a document that does not exist": (document < 0) | (document >= len(lengths)),
             "a piece without tokens": length < 1,
             "tokens past the end of a document": (offset < 0) | (stop > lengths.take(document, mode="clip")),
-            "a token twice": (document[before] == document[after]) & (stop[before] > offset[after]),
+            "a token twice": np.isin(np.arange(len(document)), after[twice]),
             "a row without pieces": counts < 1,
             f"a row of more than {capacity} tokens": np.diff(totals, prepend=0) > capacity,
             f"a row of more documents than max_segments={most}": counts > (len(length) if most is None else most),
@@ -150,7 +154,10 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows], name: str) -> PackingAlgorithm:
-        return entry if isinstance(entry, cls) else cls(entry)
+        """Return the entry `name` of the table: `entry`, or `cls(entry)` if it is not a `PackingAlgorithm`."""
+        algorithm = entry if isinstance(entry, cls) else cls(entry)
+        check_type(f"algorithm {name}: pack", algorithm.pack, Callable, "a function of lengths and PackingOptions")
+        return algorithm
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
         """Return the rows of `pack`. If `pack` is a function of another package, check the rows."""

@@ -137,6 +137,6 @@ class Order:
 def _check_permutation(rows: npt.NDArray[Any], num_rows: int, where: str) -> None:
     if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
         raise SamplerError(
-            f"{where}: expected each of {num_rows} rows once; found an array of shape {list(rows.shape)} that "
+            f"{where}: expected each of {num_rows} rows once; found {rows.dtype} of shape {list(rows.shape)} that "
             f"repeats or lacks rows. Return a permutation of range({num_rows})."
         )
