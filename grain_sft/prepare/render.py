@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from grain_sft.arguments import check_choice, check_type
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.records.inputs import read_records
-from grain_sft.prepare.records.schema import read_record
+from grain_sft.prepare.records.schema import SCHEMAS, read_record
 from grain_sft.prepare.records.strict_json import decoded
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import Request, TemplateOptions
@@ -75,7 +76,15 @@ class Renderer:
 
     @functools.cached_property
     def template(self) -> type[Template]:
-        return TEMPLATES[self.request.template]
+        """Class of the template. Raise an error for a wrong attribute of the class."""
+        template, name = TEMPLATES[self.request.template], f"template {self.request.template}"
+        check_choice(f"{name}: truncation", template.truncation, ("first", "last"), PrepareError)
+        check_choice(f"{name}: messages_schema", template.messages_schema, SCHEMAS, PrepareError)
+        if ":" not in template.format:  # not package.module:Name
+            check_choice(f"{name}: format", template.format, FORMATS, PrepareError)
+        for attribute in ("roles", "options", "learned"):
+            check_type(f"{name}: {attribute}", getattr(template, attribute), tuple, "a tuple")
+        return template
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

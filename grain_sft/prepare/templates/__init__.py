@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grain_sft.arguments import as_integer, check_choice, check_type
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
@@ -48,7 +48,6 @@ def render(
     if is_ours(template):  # only the templates of other packages are checked
         return made.render(conversations)
     name = f"template {name_of(template)}"
-    check_choice(f"{name}: truncation", template.truncation, ("first", "last"), PrepareError)
     as_integer(f"{name}: min_tokens", template.min_tokens, 0, PrepareError)
     with entry_errors(PrepareError, name, "Fix its code."):
         results = list(made.render(conversations))

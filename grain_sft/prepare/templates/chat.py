@@ -49,7 +49,7 @@ class Chat(Template):
         super().__init__(tokenizer, options)
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
-        self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
+        self._chat = ChatTemplate(tokenizer, self.default() if text is None else text, self.name)
         encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
         self._encoder = encoder(tokenizer)
         # the texts around the contents are often the same in chats with the same roles
@@ -138,7 +138,7 @@ class Olmo(Chat):
 def as_template(entry: Any, name: str) -> Any:
     """Return the class for the entry `name` of `TEMPLATES`, which may be the text of a Jinja template."""
     if isinstance(entry, str):
-        return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
+        return type("JinjaText", (Chat,), {"jinja": entry, "name": name, "options": ()})
     return entry
 
 

@@ -37,10 +37,10 @@ class ChatTemplate:
       MissingExtraError: jinja2 is not installed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: str, name: str = "hf") -> None:
         self.source = text
         self._jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
-        self._compiled = self._jinja.compile_template(text)
+        self._compiled = self._jinja.compile_template(text, name)
         self.marks_turns: bool = self._jinja.marks_turns(text)
         self.read_keys, compared = self._jinja.literals_of(text)
         self.compared = any_of(compared)

@@ -72,14 +72,14 @@ ENVIRONMENT.filters["tojson"] = to_json
 ENVIRONMENT.globals |= {"raise_exception": raise_exception, "namespace": Namespace}
 
 
-def compile_template(text: str) -> jinja2.Template:
-    """Return the compiled chat template. Raise a PrepareError if the text is not a Jinja template."""
+def compile_template(text: str, name: str) -> jinja2.Template:
+    """Return the compiled text of the template `name`. Raise a PrepareError if the text is not a Jinja template."""
     try:
         return ENVIRONMENT.from_string(text)
     except Exception as error:  # deeply nested blocks raise a `RecursionError`, or a `SyntaxError` of Python
         place = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        problem = f"the chat template is not a valid Jinja template: {error}{place}"
-        raise PrepareError(f"{problem}. Fix it, or give another with --chat-template.") from error
+        problem = f"template {name}: the chat template is not a valid Jinja template: {error}{place}"
+        raise PrepareError(f"{problem}. Fix it, or give another.") from error
 
 
 def marks_turns(text: str) -> bool:
