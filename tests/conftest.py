@@ -4,6 +4,7 @@ import contextlib
 import http
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,6 +99,14 @@ def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
             logger.setLevel(logging.INFO)
 
         yield begin
+
+
+@pytest.fixture
+def small_files():
+    """`small_files(size)` makes writes past `size` bytes of a file fail, as on a full disk; None lifts the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

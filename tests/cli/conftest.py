@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from grain_sft.cli.main import main
-
 
 @pytest.fixture(autouse=True)
 def cache(own_cache):
@@ -13,12 +11,12 @@ def cache(own_cache):
 
 
 @pytest.fixture
-def figures(tmp_path):
-    """`figures(*words)`: the figures that a command writes to a file."""
+def figures(tmp_path, run_command):
+    """`figures(*words)`: the figures that a command writes to a file, and what it prints."""
 
     def measured(*words):
         out = tmp_path / "figures.json"
-        assert main([*map(str, words), "--output", str(out)]) == 0
-        return json.loads(out.read_text())
+        printed = run_command(*words, "--output", out).out
+        return json.loads(out.read_text()), printed
 
     return measured

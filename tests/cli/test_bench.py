@@ -11,8 +11,8 @@ from grain_sft.layout import ALGORITHMS, PackingOptions
 
 
 @pytest.fixture
-def bench(tmp_path, capsys, figures):
-    return lambda words: (figures("bench", *words.split(), "--dir", tmp_path / "here"), capsys.readouterr().out)
+def bench(tmp_path, figures):
+    return lambda words: figures("bench", *words.split(), "--dir", tmp_path / "here")
 
 
 @pytest.mark.heavy

@@ -20,12 +20,12 @@ ALWAYS = {measuring.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, st
 
 
 @pytest.fixture
-def bench(tmp_path, capsys, figures):
+def bench(tmp_path, figures):
     """`bench(config, *arguments)` runs the command; it returns its figures, read from JSON, and the text that it printed."""
 
     def measured(config, *arguments, workers=0):
         path = write_config(tmp_path / "config.json", config)
-        return figures("bench", path, *QUICK, "--max-workers", workers, *arguments), capsys.readouterr().out
+        return figures("bench", path, *QUICK, "--max-workers", workers, *arguments)
 
     return measured
 

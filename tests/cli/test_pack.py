@@ -46,14 +46,13 @@ def counted(layout):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_figures_are_those_counted_in_the_rows(chats, tmp_path, capsys, packed, algorithm):
+def test_the_figures_are_those_counted_in_the_rows(chats, tmp_path, packed, algorithm):
     options = {"long_documents": "fragment", "seed": 5, "batch_rows": 3, "ties": "numpy"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    found = packed(chats, "--algorithm", algorithm, *words)
+    found, printed = packed(chats, "--algorithm", algorithm, *words)
     layout = grain_sft.PackedLayout(grain_sft.open_corpus(chats), LENGTH, algorithm=algorithm, **options)
     expected = counted(layout)
     assert {key: found["packing"][key] for key in expected} == expected
-    printed = capsys.readouterr().out
     assert f"rows          {len(layout):,} of 64 tokens" in printed and "algorithms" not in found
     assert found["packing"]["receipt"] == layout_receipt(layout) and layout_receipt(layout) in printed
     (plan,) = found["packing"]["plans"]
@@ -61,10 +60,9 @@ def test_the_figures_are_those_counted_in_the_rows(chats, tmp_path, capsys, pack
     assert Path(plan["path"]).is_file() and Path(plan["path"]).is_relative_to(tmp_path / "cache")
 
 
-def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_path, capsys, packed):
-    found = packed(chats, "--batch-rows", 2, "--max-segments", 3)
+def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_path, packed):
+    found, printed = packed(chats, "--batch-rows", 2, "--max-segments", 3)
     assert [row["algorithm"] for row in found["algorithms"]] == list(ALGORITHMS)
-    printed = capsys.readouterr().out
     for row in found["algorithms"]:
         assert row["algorithm"] in printed and row["rows"] > 0 and row["seconds"] > 0
         bounded = row["algorithm"] not in ("multipack", "concat_then_split")
@@ -80,16 +78,16 @@ def test_an_algorithm_that_is_registered_later_is_compared_too(chats, monkeypatc
 
 
 def test_compare_adds_all_algorithms_to_the_packing_of_one(chats, packed):
-    found = packed(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
+    found, _ = packed(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
     assert found["packing"]["epochs"] == 2 and len(found["packing"]["plans"]) == 2
     assert found["packing"]["documents"] == 400
     assert {row.get("epochs") for row in found["algorithms"]} == {1}
 
 
-def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, capsys, packed):
-    found = packed(chats, "--batch-rows", 1000)
+def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, packed):
+    found, printed = packed(chats, "--batch-rows", 1000)
     errors = {row["algorithm"]: row["error"] for row in found["algorithms"] if "error" in row}
-    assert list(errors) == ["multipack"] and "multipack leaves no row" in capsys.readouterr().out
+    assert list(errors) == ["multipack"] and "multipack leaves no row" in printed
 
 
 def test_a_comparison_in_which_every_algorithm_fails_is_a_failure(chats, run_command):
@@ -97,23 +95,24 @@ def test_a_comparison_in_which_every_algorithm_fails_is_a_failure(chats, run_com
     assert printed.count("expected less than 2**31") == len(ALGORITHMS)
 
 
-def test_the_learning_rate_is_printed_only_for_a_given_batch(chats, capsys, packed):
+def test_the_learning_rate_is_printed_only_for_a_given_batch(chats, packed):
     corpus = grain_sft.open_corpus(chats)
     arguments = [chats, "--algorithm", "best_fit_decreasing"]
-    assert packed(*arguments)["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)}
-    assert "learning rate" not in capsys.readouterr().out
+    found, printed = packed(*arguments)
+    assert found["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)} and "learning rate" not in printed
     rate = automatic_learning_rate(corpus, 4096, 8, "mistral")
     batch = ["--batch-tokens", 4096, "--ranks", 8, "--model-type", "Mistral"]
-    assert packed(*arguments, *batch)["learning_rate"]["learning_rate"] == rate
-    assert f"learning rate {rate:.4e}, OpenChat's for batches of 32,768 tokens" in capsys.readouterr().out
+    found, printed = packed(*arguments, *batch)
+    assert found["learning_rate"]["learning_rate"] == rate
+    assert f"learning rate {rate:.4e}, OpenChat's for batches of 32,768 tokens" in printed
 
 
-def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed, run_command):
+def test_files_of_tokens_are_packed_by_their_eos(write_tokens, packed, run_command):
     paths = [write_tokens(f"{name}.npy", [5, 6, EOS, 7, EOS, 8, 9], "uint16") for name in "ab"]
     words = ["--dtype", "uint16", "--eos-token-id", EOS, "--algorithm", "best_fit_decreasing"]
-    found = packed(*paths, *words, "--source-group-size", 2)
+    found, printed = packed(*paths, *words, "--source-group-size", 2)
     assert (found["corpus"]["documents"], found["corpus"]["tokens_in_documents"]) == (4, 10)
-    assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in capsys.readouterr().out
+    assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in printed
     error = run_command("pack", *paths, *words[:2], "--eos-token-id", 0, "--sequence-length", LENGTH, status=1).err
     assert "no document has a token" in error and "Check its eos_token_id." in error
 

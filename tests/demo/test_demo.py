@@ -5,12 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from grain_sft.cli.main import main
 from grain_sft.demo import run
 from grain_sft.demo.corpus import CONFIG
 from grain_sft.demo.run import Log, Options, Record, claim, difference, killed_after, newest_step, parse, started, table
@@ -147,23 +147,22 @@ def test_no_process_outlives_an_interrupt(finished: tuple[Path, str], tmp_path: 
         os.kill(process.pid, 0)
 
 
-def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
+def failed(where: Path | str, run_command: Any) -> str:
     """Run a demo that must fail. Return its error, which is one line."""
-    assert main(["demo", "--dir", str(where)]) == 1
-    captured = capsys.readouterr()
-    assert not captured.out and captured.err.count("\n") == 1
-    return captured.err
+    printed = run_command("demo", "--dir", where, status=1)
+    assert not printed.out and printed.err.count("\n") == 1
+    return printed.err
 
 
 @pytest.mark.parametrize("below", ["", "below", "below/further"])
-def test_a_file_in_place_of_a_folder_is_named(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_place_of_a_folder_is_named(below: str, tmp_path: Path, run_command: Any) -> None:
     (tmp_path / "file").write_text("mine")
-    assert f"{tmp_path / 'file'}: it is not a folder" in failed(tmp_path / "file" / below, capsys)
+    assert f"{tmp_path / 'file'}: it is not a folder" in failed(tmp_path / "file" / below, run_command)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, run_command: Any) -> None:
     (tmp_path / "tokens.npy").write_text("mine")
-    assert "contains 'tokens.npy', but no earlier demo" in failed(tmp_path, capsys)
+    assert "contains 'tokens.npy', but no earlier demo" in failed(tmp_path, run_command)
     assert [path.name for path in tmp_path.rglob("*")] == ["tokens.npy"]
-    assert "not a local folder" in failed("gs://bucket/demo", capsys)
+    assert "not a local folder" in failed("gs://bucket/demo", run_command)

@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import doc_pages as pages
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 
 import grain_sft
 from grain_sft.cli.arguments import Parser
-from grain_sft.cli.main import COMMANDS, declare, main
+from grain_sft.cli.main import COMMANDS, declare
 
 ROOT = pages.DOCS.parent
 PAGE = pages.read("evidence.md")
@@ -53,7 +53,7 @@ def arguments(command: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None, run_command: Any) -> Path:
     """The working directory of the commands. It has chats, a tokenizer, a prepared corpus, a mix file and a config."""
     monkeypatch.chdir(tmp_path)
     with open("chats.jsonl", "w") as file:
@@ -64,9 +64,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> 
     np.random.default_rng(0).integers(0, 100_278, 5000, np.uint32).tofile("web.npy")
     Path("mix.txt").write_text("web,web.npy\n")
     Path("sft.yaml").write_text(SFT)
-    assert main(["train-tokenizer", "chats.jsonl", "--output", "spm.model", "--vocab-size", "300"]) == 0
+    run_command("train-tokenizer", "chats.jsonl", "--output", "spm.model", "--vocab-size", "300")
     prepare = "prepare chats.jsonl --template primer --tokenizer spm.model --format olmo --output data/sft"
-    assert main(f"{prepare} --val-frac 0.05".split()) == 0
+    run_command(*prepare.split(), "--val-frac", "0.05")
     return tmp_path
 
 
@@ -114,15 +114,13 @@ def selection(command: str) -> tuple[list[str], list[str]]:
     return found[1].split(), shlex.split(found[2] or "''")[0].split(" or ")
 
 
-def test_the_short_commands_run(folder, capsys):
+def test_the_short_commands_run(folder, run_command):
     printed = {}
     for command in SHORT:
         if "LOG" in command:
             for _ in zip(range(40), grain_sft.load("sft.yaml").iter(), strict=False):
                 pass
-        capsys.readouterr()
-        assert main(arguments(command)) == 0, command
-        printed[shlex.split(command)[1]] = capsys.readouterr().out
+        printed[shlex.split(command)[1]] = run_command(*arguments(command)).out
     assert "best_fit_decreasing" in printed["pack"]
     assert len(printed["trace"].splitlines()) > 6_000  # a document or more in each step
     assert grain_sft.load("sft.yaml").receipt.code in printed["receipt"]

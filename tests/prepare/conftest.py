@@ -1,6 +1,7 @@
 """Fixtures for tests that prepare whole corpora."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documents import FIM
@@ -31,5 +32,5 @@ def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tokenizers: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Place:
-    return Place(tmp_path, tokenizers, capsys)
+def place(tmp_path: Path, tokenizers: dict[str, str], run_command: Any) -> Place:
+    return Place(tmp_path, tokenizers, run_command)

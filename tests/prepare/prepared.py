@@ -5,13 +5,10 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from grain_sft.cli.main import main
 from grain_sft.prepare import CHAT_TOKENS, FORMATS, Dataset, Request, prepare, train_tokenizer
 
 CHAT_FORMATS = [name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs]
@@ -110,7 +107,7 @@ class Place:
 
     folder: Path
     tokenizers: dict[str, str]
-    capsys: pytest.CaptureFixture[str]
+    run_command: Callable[..., Any]
 
     def __post_init__(self) -> None:
         self.chats = [write_chats(self.folder / f"in/{number}.jsonl", 60 + number) for number in range(8)]
@@ -141,12 +138,10 @@ class Place:
 
     def succeeds(self, command: list[str]) -> str:
         """Run a command that must succeed. Return its stdout."""
-        assert main(command) == 0
-        return self.capsys.readouterr().out
+        return self.run_command(*command).out
 
     def fails(self, command: list[str], lines: int = 1) -> str:
         """Run a command that must fail. Return its stderr, which has `lines` lines."""
-        assert main(command) == 1
-        error = self.capsys.readouterr().err
+        error = self.run_command(*command, status=1).err
         assert error.count("\n") == lines
         return error

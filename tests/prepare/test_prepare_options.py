@@ -199,8 +199,7 @@ class Fails(Primer):
 """
 
 
-def test_workers_import_templates_of_the_working_directory_and_name_errors(tmp_path, tokenizers, monkeypatch, capfd):
-    place = Place(tmp_path, tokenizers, capfd)
+def test_workers_import_templates_of_the_working_directory_and_name_errors(place, monkeypatch):
     (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
     monkeypatch.chdir(place.folder)
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in `python -c` and in a notebook

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import sys
 import types
@@ -235,14 +234,6 @@ def test_an_input_whose_name_is_not_utf_8_is_refused(place: Place) -> None:
     for where in (path, path.parent):
         assert "not UTF-8" in place.fails([command[0], str(where), *command[1 + len(place.chats) :]])
     assert not place.out.exists()
-
-
-@pytest.fixture
-def small_files():
-    """`small_files(size)` makes writes past `size` bytes of a file fail, as on a full disk; None lifts the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in CHAT_FORMATS), ("primer", 2)])

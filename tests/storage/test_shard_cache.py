@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import resource
 import subprocess
 import sys
 import time
@@ -279,14 +278,11 @@ def test_rows_come_from_the_bucket_if_the_folder_can_not_be_written_to(memory, f
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
-def test_rows_come_from_the_bucket_if_the_disk_is_full(memory, tmp_path, caplog):
+def test_rows_come_from_the_bucket_if_the_disk_is_full(memory, tmp_path, caplog, small_files):
     mine = source(MEMORY, tmp_path, unit="shard")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        assert_rows(mine, [5, 300, 17])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    small_files(50_000)
+    assert_rows(mine, [5, 300, 17])
+    small_files(None)
     assert "can't be written to" in caplog.text
     assert size_of(tmp_path) <= 4096
     assert_rows(mine, [5, 300, 17])

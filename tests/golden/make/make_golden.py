@@ -207,7 +207,7 @@ def olmo_filter(olmo_data: Any, version: str, rows_by_length: dict[int, Rows]) -
     return arrays
 
 
-def main() -> None:
+if __name__ == "__main__":
     given = options("the golden files of OLMo-core's and MaxText's orders and filter", "--maxtext")
     olmo_data, olmo_data_grain, version = import_maxtext(given.maxtext)
     for name, found in {"olmo": olmo_order(), "maxtext": maxtext_order(olmo_data_grain, version)}.items():
@@ -219,7 +219,3 @@ def main() -> None:
     np.savez_compressed(given.out / "olmo_filter.npz", **arrays)
     for name, array in arrays.items():
         print(name, array.shape, int(array.sum()) if array.dtype == np.bool_ else "")
-
-
-if __name__ == "__main__":
-    main()

@@ -77,7 +77,7 @@ def ranges(prefix: str, split: str) -> list[list[int] | None]:
     return [None if each is None else [each[0], each[-1] + 1] if each else [] for each in found]
 
 
-def main() -> None:
+if __name__ == "__main__":
     out = options("golden Megatron corpora").out / "megatron"
     out.mkdir(exist_ok=True)
     logging.disable()
@@ -94,7 +94,3 @@ def main() -> None:
         }
     made = versions("megatron-core", "numpy", "torch", "python")
     write_json(out / "corpora.json", {"versions": made, "cases": corpora}, compact=("cases",))
-
-
-if __name__ == "__main__":
-    main()

@@ -59,13 +59,9 @@ def found_in(run: VslRun) -> dict[str, Any]:
         return {**found, "digests": [[one for one, _ in ranks] for ranks in digests], "lengths": digests[0][0][1]}
 
 
-def main() -> None:
+if __name__ == "__main__":
     out = options("the golden file of OLMo-core's variable-length dataset").out
     os.environ["OLMO_DATA_PREP_WORKERS"] = "1"
     made_by = versions("ai2-olmo-core", "numpy", "torch", "python")
     runs = {run.name: found_in(run) for run in RUNS}
     write_json(out / "olmo_vsl.json", {"made_by": made_by, "runs": runs}, compact=["runs"])
-
-
-if __name__ == "__main__":
-    main()
