@@ -75,6 +75,7 @@ class Guard:
         """End the process, except a forked child."""
         if os.getpid() == self._pid:
             self._leave()
+            time.sleep(LEAVE)  # the second thread is ending the process
 
     def _watch(self, read: int) -> None:
         """End the process if the signal handler does not end it in time. Runs in the second thread."""

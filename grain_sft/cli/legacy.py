@@ -62,7 +62,8 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
 def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> None:
     """Prepare the corpus: a dataset of chats in `output_dir`, or the cache of `build-sft-primer` in `out_dir`/primer."""
     if "output_dir" in options:
-        source, output = "", options.output_dir.rstrip("/") or options.output_dir  # the root folder stays "/"
+        output = files.normalize(options.output_dir)
+        source, output = "", output.rstrip("/") or output  # the root folder stays "/"
     else:
         source, output = template, files.join(files.normalize(options.out_dir), template)
     Target(output).check_writable()  # before `_tokenizer`, which may train a tokenizer
@@ -81,7 +82,7 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
     """Return the path of the user's tokenizer, or of a tokenizer in a usual place. Without either, train one at `trained`."""
     if options.tokenizer is not None:
         return str(options.tokenizer)
-    named = os.environ.get(TOKENIZER_VARIABLE)
+    named = files.normalize(os.environ.get(TOKENIZER_VARIABLE, ""))
     if named and not files.exists(named):
         raise PrepareError(f"${TOKENIZER_VARIABLE}: {named} does not exist. Fix the path, or unset the variable.")
     for path in (named, *TOKENIZER_PATHS, trained):

@@ -178,7 +178,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
     source, _, number = name.rpartition(":")
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
-    if source in layout.parts and _is_number(number):
+    if source and source in layout.parts and _is_number(number):
         inside = int(number) < layout.parts[source].num_documents
         return np.array([layout.first_document(source) + int(number)]) if inside else None
     return _joined(

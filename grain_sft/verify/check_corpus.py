@@ -1,5 +1,6 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
+import glob
 import itertools
 import re
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
         # prepare.json has the counts of all files of a split, whose names differ only in numbers
         home = files.parent(manifest_path or path)
-        pattern = home + re.sub(r"\d", "[0-9]", path.removeprefix(home))
+        pattern = glob.escape(home) + re.sub(r"\d", "[0-9]", glob.escape(path.removeprefix(home)))
         if manifest is not None and files.glob(pattern) != sorted(shard.path for shard in corpus.shards):
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -208,15 +209,17 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         return
     unended, shifted = numbers[ends_wrong], numbers[ends_wrong & (first == eos)]
     last_tokens, counts = np.unique(last, return_counts=True)
+    end, most = last_tokens[counts.argmax()], counts.max()
+    is_template = boundaries is not None and most >= (_NEARLY_ALL - _share_cut(corpus)) * len(last)
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     if len(shifted) * 2 > len(numbers):
         sentence = f"{len(shifted):,} {checked} begin with EOS ({eos}). The boundaries are shifted by a token."
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
-    elif len(unended) * 2 <= len(numbers):
+    elif len(unended) * 2 <= len(numbers) or (is_template and end == eos):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
-    elif boundaries is not None and counts.max() >= (_NEARLY_ALL - _share_cut(corpus)) * len(last):
-        sentence = f"{counts.max():,} {checked} end with the token {last_tokens[counts.argmax()]}, not with EOS ({eos})"
+    elif is_template:
+        sentence = f"{most:,} {checked} end with the token {end}, not with EOS ({eos})"
         report.note("boundaries", path, f"{sentence}. OLMo-core splits files at EOS: it would not find these ends.")
     else:
         reason = f"ends with {last[ends_wrong][0]}. The boundaries belong to other tokens, or eos_token_id is wrong."

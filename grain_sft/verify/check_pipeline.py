@@ -93,12 +93,13 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     steps = sampler.steps_per_epoch
     if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:
         return
-    times_read, num_read = np.zeros(count, np.uint8), 0
+    is_read, num_read = np.zeros(count, np.bool_), 0
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
-        np.add.at(times_read, rows, 1)
-        repeated = rows[times_read[rows] > 1]
+        unique, times = np.unique(rows, return_counts=True)
+        repeated = unique[(times > 1) | is_read[unique]]
+        is_read[unique] = True
         if len(repeated):
             report.wrong("sampler", where, f"reads row {repeated[0]} twice in its first epoch.", f"step {step}")
             return

@@ -124,20 +124,27 @@ def test_an_interrupted_command_prints_one_line_and_leaves_no_process_and_no_fil
     assert ended is not None and not ended.fault, (delay, ended)
 
 
-def test_a_signal_to_a_forked_child_does_not_reach_its_parent():
-    code = """
-import os, signal, sys
-from grain_sft.cli.interrupts import Guard
-
-def command():
+FORK = """
     child = os.fork()
     if not child:
         os._exit(signal.set_wakeup_fd(-1) != -1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-sys.exit(Guard("test").run(command))
 """
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
+NATIVE_CODE = """
+    atexit.register(time.sleep, 0.8)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # so that the signal does not end the sleep
+    os.kill(os.getpid(), signal.SIGINT)
+    ctypes.CDLL(None).usleep(700_000)
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize(("body", "status"), [(FORK, 0), (NATIVE_CODE, 130)], ids=["child", "native code"])
+def test_a_signal_does_not_reach_a_parent_and_ends_a_command_in_native_code(body, status):
+    begin = "import atexit, ctypes, os, signal, sys, time\nfrom grain_sft.cli.interrupts import Guard\ndef command():"
+    code = [sys.executable, "-c", f"{begin}{body}\nsys.exit(Guard('test').run(command))"]
+    ended = subprocess.run(code, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (status, b"")
 
 
 @pytest.mark.heavy

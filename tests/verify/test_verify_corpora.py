@@ -80,10 +80,15 @@ def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_do
     corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
     assert_finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
     pairs = [(2 * number, 2) for number in range(100)]
-    for ended, cut in ((95, 0), (60, 35)):
-        corpus = write_train(tmp_path / str(ended), [5, 7] * ended + [5, 8] * (100 - ended), np.ones(200), pairs)
+    for end, ended, cut, text in (
+        *((7, ended, 95 - ended, f"{ended} of 100 documents checked end with the token 7") for ended in (95, 60)),
+        (EOS, 40, 60, "60 of 100 documents checked don't end with the EOS token 2"),
+    ):
+        corpus = write_train(
+            tmp_path / str(ended), [5, end] * ended + [*range(100, 300 - 2 * ended)], np.ones(200), pairs
+        )
         (corpus / "prepare.json").write_text(json.dumps({"splits": {"train": {"documents": 100, "truncated": cut}}}))
-        assert f"{ended} of 100 documents checked end with the token 7" in str(assert_finds(corpus, []).findings)
+        assert text in str(assert_finds(corpus, []).findings)
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
@@ -113,7 +118,7 @@ def test_files_that_differ_from_their_index_are_named(tmp_path, change):
 
 
 def test_wrong_statistics_and_source_numbers_without_an_input_are_found(tmp_path):
-    root = write("olmo", tmp_path)
+    root = write("olmo", tmp_path / "[1]")
     tokens = sum(len(each) for each, _ in documents(300))
     manifest = {
         "tokenizer": {"vocab_size": VOCABULARY, "eos_token_id": EOS},

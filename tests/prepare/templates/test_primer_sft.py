@@ -12,7 +12,8 @@ def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_met
 ):
     monkeypatch.chdir(tmp_path)
     model = str(save_trained(tmp_path))
-    monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model.replace(str(tmp_path), "~"))
     write_chats(tmp_path / "data/primer.jsonl", 57)
     line = "build-sft-primer --primer-jsonl data/primer.jsonl --out-dir data/cache/sft --seed 7 --val-frac 0.25 --t-max 1024"
     printed = run_command(*line.split()).out
