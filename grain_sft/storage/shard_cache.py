@@ -51,16 +51,17 @@ class ShardCache:
         missing = {block: wanted for block, wanted in pieces_of.items() if not self._read_cached(block, wanted, out)}
         activity.count("shard_cache_hits", len(pieces_of) - len(missing))
         activity.count("shard_cache_misses", len(missing))
-        last_arrival = time.monotonic()  # when this call began, or last got a block
+        last_progress = time.monotonic()  # when this call began, got a block, or last found that a file was written to
+        last_written: list[int] = []
         while missing:
             awaited: dict[Block, list[RemotePiece]] = {}  # fetched by other processes
             for batch in batches(missing.items(), lambda item: item[0].size):
                 awaited |= self._fetch(dict(batch), out)
             if not awaited:
                 return
-            if len(awaited) < len(missing):
-                last_arrival = time.monotonic()
-            last_progress = max(last_arrival, *map(self._last_written, awaited))
+            # times of files are only compared with each other, because the machine's clock may be set back
+            if (written := list(map(self._last_written, awaited))) != last_written:
+                last_progress, last_written = time.monotonic(), written
             if time.monotonic() - last_progress > self._limits.seconds:
                 self._read_bucket(awaited.values(), out)
                 return
@@ -173,13 +174,12 @@ class ShardCache:
     def _read_bucket(self, groups: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
         read_pieces([piece for pieces in groups for piece in pieces], out, self._limits)
 
-    def _last_written(self, block: Block) -> float:
-        """Return the time of the last write to the block's unfinished file, on the monotonic clock; 0 without such a file."""
+    def _last_written(self, block: Block) -> int:
+        """Return the time of the last write to the block's unfinished file, in ns; 0 without such a file."""
         try:
-            age = time.time() - os.stat(block.path(self._folder) + PART).st_mtime
+            return os.stat(block.path(self._folder) + PART).st_mtime_ns
         except OSError:
-            return 0.0
-        return time.monotonic() - max(0.0, age)
+            return 0
 
     def _warn(self, error: Exception) -> None:
         """Log the first failure to write to the cache."""

@@ -263,7 +263,8 @@ def test_a_process_that_hangs_while_it_fetches_a_block_does_not_hang_the_others(
     assert_rows(source(INDEX, tmp_path), [0])
     block = next(path for path in cached(tmp_path) if "-0-" in path.name)
     block.rename(f"{block}.part")
-    holder = subprocess.Popen(["flock", f"{block}.part", "sleep", "60"])
+    # the time of the last write lies in the future, as if the clock had been set back
+    holder = subprocess.Popen(["flock", f"{block}.part", "sh", "-c", f"touch -d '1 hour' {block}.part; sleep 60"])
     time.sleep(0.2)
     begin = time.monotonic()
     assert_rows(source(INDEX, tmp_path, seconds=0.5), [0, 1])
