@@ -1,6 +1,7 @@
 """`Target`: the output folder of a corpus, and the folder next to it that holds unfinished work."""
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -118,7 +119,8 @@ class Target:
                 raise self.error(self.changed("a corpus made", manifest, identity))
             return None
         if self.remote:  # in a bucket, unfinished work has files in the output, too
-            has_files = not files.exists(self.state) and bool(_remote_files(self.output))
+            # an empty object `NAME/` is a folder that a user made in the console
+            has_files = not files.exists(self.state) and any(path[-1] != "/" for path in _remote_files(self.output))
         elif os.path.lexists(self.output) and not os.path.isdir(self.output):
             raise self.error(f"{self.output}: is not a folder. Give another output.")
         else:
@@ -225,8 +227,12 @@ def _remote_files(folder: str) -> list[str]:
 def _remove(path: str, but: str = "") -> None:
     """Remove the file or folder `path` if it exists. In a local folder, keep the file `but`."""
     if files.is_remote(path):
-        if paths := _remote_files(path):
-            with files.remote(path) as client:
+        paths = _remote_files(path)
+        with files.remote(path) as client:
+            if any(map(glob.has_magic, paths)):  # `rm` would read `run[1]` as a pattern, and remove files of `run1`
+                for name in paths:
+                    client.rm_file(name)
+            elif paths:
                 client.rm(paths)
     elif not os.path.isdir(path):
         Path(path).unlink(missing_ok=True)

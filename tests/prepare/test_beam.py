@@ -150,7 +150,8 @@ def bucket(client, chats: Path):
 
 def fetched(client, folder: Path, name: str) -> dict[str, str]:
     """Copy a corpus of the bucket to `folder`, and return its digests."""
-    client.get(f"gs://bucket/{name}/", f"{folder / name}/", recursive=True)
+    for path in client.find(f"bucket/{name}/"):  # `get` would read `out[2]` as a pattern
+        client.get_file(path, f"{folder}/{path.removeprefix('bucket/')}")
     return digests(folder / name)
 
 
@@ -185,18 +186,18 @@ def test_a_corpus_in_a_bucket_has_the_bytes_of_a_local_one(client, bucket, chats
 def test_a_corpus_in_a_bucket_is_replaced_only_if_asked(client, bucket: str, tmp_path: Path) -> None:
     few = (Dataset((f"{bucket}/in/[01].jsonl",)),)
     request, other = (request_of(f"{bucket}/in", datasets=few, seed=seed) for seed in (42, 7))
-    client.pipe_file("bucket/out2/foreign", b"not ours")
-    prepare(request, f"{bucket}/out", workers=1)
+    client.pipe({"bucket/out2/foreign": b"not ours", "bucket/out[2]/": b""})
+    prepare(request, f"{bucket}/out[2]", workers=1)
     for function in (prepare, beam.prepare):
         with pytest.raises(PrepareError, match="seed: 42 -> 7"):
-            function(other, f"{bucket}/out")
+            function(other, f"{bucket}/out[2]")
         with pytest.raises(PrepareError, match="not empty"):
             function(other, f"{bucket}/out2", overwrite=True)
         for no_folder in (bucket, "gs://"):
             with pytest.raises(PrepareError, match="expected a folder in a bucket"):
                 function(other, no_folder)
-    beam.prepare(other, f"{bucket}/out", overwrite=True)
+    beam.prepare(other, f"{bucket}/out[2]", overwrite=True)
     prepare(other, f"{bucket}/fresh", workers=1)
-    assert fetched(client, tmp_path, "out") == fetched(client, tmp_path, "fresh")
+    assert fetched(client, tmp_path, "out[2]") == fetched(client, tmp_path, "fresh")
     assert client.cat_file("bucket/out2/foreign") == b"not ours"
-    assert not files.exists(f"{bucket}/.out.grain_sft-work/identity.json")
+    assert not files.exists(f"{bucket}/.out[2].grain_sft-work/identity.json")
