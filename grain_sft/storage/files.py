@@ -121,11 +121,12 @@ def is_folder(path: str) -> bool:
 
 def _remote_kind(path: str) -> str | None:
     """Return "file", "directory", or None if neither exists. Unlike fsspec's `exists`, raise an error if a request fails."""
-    with remote(path) as client:
-        try:
-            return str(client.info(path)["type"])
-        except FileNotFoundError:
+    try:
+        return str(remote_files.infos([path])[0]["type"])
+    except CorpusFileError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
             return None
+        raise
 
 
 def glob(pattern: str) -> list[str]:
@@ -246,7 +247,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         write_bytes(probe, b"")
         # the credentials may not allow deletion
         with contextlib.suppress(GrainSftError), remote(probe) as client:
-            client.rm([probe])
+            client.rm_file(probe)  # `rm` would expand the brackets in a name
         return
     if not folder:
         _check_replaceable(path)

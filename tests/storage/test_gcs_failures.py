@@ -75,15 +75,15 @@ def test_the_object_is_named_within_the_stated_time_if_all_requests_fail(proxy, 
     np.testing.assert_array_equal(mine.read([1, 71])["tokens"], ROWS[[1, 71]])
 
 
-@pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json"])
-def test_opening_ends_within_the_stated_time_if_all_requests_fail(proxy, monkeypatch, where):
+@pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json", "new"])
+def test_opening_and_writing_end_within_the_stated_time_if_all_requests_fail(proxy, monkeypatch, where):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
-    proxy.refused = 1.0
+    proxy.refused, proxy.silent = 1.0, where == "new"
     path = where.rstrip("/").replace("*", ".")
     last = "(Try later|no answer in time)"  # on a busy machine, the last request may time out
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError, match=f"gs://bucket/{path}.*{last}"):
-        grain_sft.open_corpus(f"gs://bucket/{where}")
+        files.write_bytes("gs://bucket/new", b"") if proxy.silent else grain_sft.open_corpus(f"gs://bucket/{where}")
     assert time.monotonic() - begin < 30  # the default limit is minutes
 
 

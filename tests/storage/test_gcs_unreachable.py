@@ -106,11 +106,13 @@ def test_missing_credentials_are_named(machine, tmp_path, capsys):
 
 def test_a_web_server_that_fails_or_is_not_reached_is_not_reported_as_a_missing_file(monkeypatch):
     monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
-    statuses = iter([503, 503, 200, *[404] * 9])  # fsspec asks with HEAD, then with GET
+    statuses = iter([*[503, 503, 200] * 2, *[404] * 3, *[403] * 9])  # fsspec asks with HEAD, then with GET
     with serving(statuses, bytes(7)) as address:
-        assert files.size(f"{address}/tokens.npy") == 7 and next(statuses) == 404
-        with pytest.raises(grain_sft.GrainSftError, match="no such file"):
-            files.size(f"{address}/tokens.npy")
+        found = [ask(f"{address}/tokens.npy") for ask in (files.size, files.exists)]
+        assert [*found, next(statuses)] == [7, True, 404]
+        for expected in (r"no such file\.", r"no such file, or no permission to read it \(status 403\)"):
+            with pytest.raises(grain_sft.GrainSftError, match=expected):
+                files.size(f"{address}/tokens.npy")
     with pytest.raises(grain_sft.GrainSftError, match="the network does not reach"):
         files.size("http://127.0.0.1:9/tokens.npy")
 

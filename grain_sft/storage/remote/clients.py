@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
-from grain_sft.storage.remote.retries import status_of
+from grain_sft.storage.remote.retries import Limits, status_of
 
 PROBES, PROBE_SECONDS = 2, 1.5  # requests to a metadata server, and the time limit of each
 NO_CREDENTIALS = (
@@ -36,10 +36,14 @@ def filesystem(path: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False}
     try:
         if protocol in ("gs", "gcs"):
+            import aiohttp
+
             from grain_sft.storage.remote.google_storage import GoogleStorage
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # anonymous access, for public files: gcsfs then does not search again
+            if "requests_timeout" not in _configured("gs", "gcs"):  # gcsfs would wait for an answer without end
+                options["requests_timeout"] = aiohttp.ClientTimeout(sock_read=Limits.from_environment().seconds)
             if emulator := _emulator():
                 # gcsfs would read $STORAGE_EMULATOR_HOST at each request: a change would move open files to another server
                 options["endpoint_url"] = emulator

@@ -107,8 +107,10 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        status = getattr(error.__cause__, "status", 404)  # of a web server
+        refused = f", or no permission to read it (status {status})" if status in (401, 403) else ""
         fix = "Check the path, or map the paths of an index or a mix with path_remap"
-        return CorpusFileError(f"{path}: no such file. {fix}.")
+        return CorpusFileError(f"{path}: no such file{refused}. {fix}.")
     if isinstance(error, ReplacedError):
         of_version = f" ({version})" if version else ""
         problem = f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use"
