@@ -9,7 +9,7 @@ from grain_sft.arguments import check_type
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
 from grain_sft.config.parts import PartsMaker, make_entry, naming
-from grain_sft.config.reading import INHERITS, inherit, read
+from grain_sft.config.reading import INHERITS, inherit, overlay, read
 from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
 from grain_sft.config.stages import configs_of_stages
@@ -19,7 +19,7 @@ from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
-__all__ = ["config_files", "config_schema", "is_config", "load", "naming", "read_config"]
+__all__ = ["config_files", "config_schema", "is_config", "load", "naming", "overlay", "read_config"]
 
 FORMER_KEYS = {"when_dry": "on_exhausted"}
 """New name of each renamed key, by its former name."""

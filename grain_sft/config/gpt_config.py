@@ -46,7 +46,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
       epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
-        batch_sampling_mode is "random", or in a mixture.
+        batch_sampling_mode is "random", or if `corpus` is a mixture.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """

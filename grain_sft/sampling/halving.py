@@ -67,8 +67,8 @@ class HalvingTree:
 
     The distance of a source is the number of rows by which it differs from its share. A branch inherits its share of the node's
     distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to
-    0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, 1.2 rows for up to 10,
-    and less than 2 rows for any number of sources.
+    0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, and less than
+    2 rows for any number of sources.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.

@@ -92,10 +92,12 @@ class DemandModel:
         self._sampler = sampler
         self.checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
 
-    def demands(self, steps: range) -> Iterator[Demand]:
-        """Yield the demand of `steps`, in parts of consecutive steps that read about a million rows each."""
+    def demands(self, steps: range, at_once: int = 1) -> Iterator[Demand]:
+        """Yield the demand of `steps`, in parts of at least `at_once` consecutive steps that read about a million rows each."""
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
-        steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
+        # the first part has all steps that are made when the run begins, since threads then check files at once
+        first_steps = self.conditions.prefetch + self.conditions.threads
+        steps_at_once = max(at_once, first_steps, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
             # In a turn, each thread makes one batch. The first `prefetch` batches of the run take this many turns.
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0

@@ -48,7 +48,10 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         hits, misses = cache["hits"]["mean"], cache["misses"]["mean"]
         hit_rate = hits / max(1.0, hits + misses)
         size = _size_text(cache["bytes"]["mean"])
-        yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts simulated)"
+        yield (
+            "shard cache",
+            f"{hit_rate:.1%} of blocks are found, {size} on a host ({_count(cache['hosts'], 'host')} simulated)",
+        )
     if (start_up := figures["start"]) is not None:
         opening = "without the requests that open the corpus, because its files are local"
         if not figures["as_bucket"]:
@@ -60,7 +63,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (restart := figures["restart"]) is not None:
         need = f"{restart['requests']['mean']:,.0f} requests of a host, first batch in {restart['first_batch_s']:.2f} s"
         recover = "" if restart["recover_s"] is None else f", {restart['recover_s']:.1f} s with start-up"
-        yield "restart", f"at step {restart['step']:,} on {restart['hosts']:,} hosts: {need}{recover}"
+        yield "restart", f"at step {restart['step']:,} on {_count(restart['hosts'], 'host')}: {need}{recover}"
     if errors := figures["errors"]:
         shown = ", ".join(f"{FIGURES[name]} {error:.1%}" for name, error in errors.items())
         yield "largest error", f"{shown}, in {len(figures['predicted'])} processes"
@@ -113,9 +116,9 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
     limit = conditions[limit_name]
-    answer = f"{need:.2f} of {limit:,g} {unit}."
+    answer = f"{need:.2f} of {limit:,.12g} {unit}."
     if need >= 10:
-        answer = f"{need:,.0f} of {limit:,g} {unit} ({need / limit:.1%})."
+        answer = f"{need:,.0f} of {limit:,.12g} {unit} ({need / limit:.1%})."
     if need > limit:
         option = f"--{limit_name.replace('_', '-')}"
         answer += f" Give a cache, larger reads, a longer step, or the real limit with {option}."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from grain_sft.child_environment import child_environment, run_python
-from grain_sft.config import read_config
+from grain_sft.config import overlay, read_config
 from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, Sampler
@@ -168,8 +168,13 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
             changes["mixture"] = sources
         return changes
 
-    changes = changes_of(read_config(config)[1].get("corpus", {}))  # stages may have the only corpora
-    return {"inherits": os.path.abspath(config), "corpus": changes} if changes else config
+    sections = read_config(config)[1]
+    moved: dict[str, Any] = {"inherits": files.absolute(files.normalize(config))}
+    if changes := changes_of(sections.get("corpus", {})):  # stages may have the only corpora
+        moved["corpus"] = changes
+    if stages := sections.get("stages"):  # a config replaces the whole list that it inherits
+        moved["stages"] = [overlay(stage, {"corpus": changes_of(stage.get("corpus", {}))}) for stage in stages]
+    return moved if folders else config
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
@@ -207,5 +212,6 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
 def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Demand:
     """Return the model's demand for the steps whose batches a process made."""
     model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
-    (demand,) = model.demands(range(*measured["made"]))
+    steps = range(*measured["made"])
+    (demand,) = model.demands(steps, at_once=len(steps))
     return demand

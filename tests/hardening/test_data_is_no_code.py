@@ -24,6 +24,7 @@ RUNS_CODE = re.compile(
 )
 # These two files unpickle only what processes of the same run wrote.
 PICKLED_WORK = [(f"prepare/{name}.py", "import pickle") for name in ("work", "worker")]
+ONLY_WRITTEN = [("registry.py", "import marshal")]  # the registry hashes the code of functions, and reads none
 
 
 def test_nothing_in_the_package_unpickles_evaluates_or_runs_what_it_reads():
@@ -31,7 +32,7 @@ def test_nothing_in_the_package_unpickles_evaluates_or_runs_what_it_reads():
     for path in sorted(PACKAGE.rglob("*.py")):
         name, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
         runs = {match[0].strip() for match in RUNS_CODE.finditer(text)}
-        found += [(name, each) for each in runs if (name, each) not in PICKLED_WORK]
+        found += [(name, each) for each in runs if (name, each) not in PICKLED_WORK + ONLY_WRITTEN]
         assert "_Loader)" not in text or "class _Loader(yaml.SafeLoader)" in text, name
     assert not found
     for line in ("import pickle", "eval('1')", "yaml.load(text)", "np.load(path, allow_pickle=True)"):

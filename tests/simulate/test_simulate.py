@@ -221,7 +221,9 @@ def test_a_process_measures_the_steps_that_it_makes_and_writes_no_audit_log(chat
 def test_a_process_measures_the_stage_of_its_first_step(chats, tmp_path):
     stage = {"corpus": (config := config_of(chats, PACKED, 4)).pop("corpus")}
     config["stages"] = [stage | {"steps": 4}, stage | {"steps": 3}, stage | {"layout": {"sequence_length": 512}}]
+    config["stages"][1]["corpus"] = stage["corpus"] | {"remote": cache_in("/cache/x")}
     own = processes._config_with_own_caches(str(write_config(tmp_path / "config.json", config)), "/own")
+    assert own["stages"][1]["corpus"]["remote"]["cache"]["folder"] == "/own/shards_0"
     assert measure(own, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 

@@ -94,7 +94,7 @@ def _round_keys(key: int, rounds: int) -> list[int]:
     """Return a list of `rounds` numbers of 32 bits, the key of each round, as C++'s `std::seed_seq{key}` makes them.
 
     The algorithm, the names and the constants are those of the standard (ISO C++, [rand.util.seedseq]). The words form a ring,
-    and all sums and products are modulo 2^32. The standard has another t from 39 rounds on, so `rounds` is in [2, 38].
+    and all sums and products are modulo 2^32. The standard has another t from 39 rounds on, so `rounds` is in [3, 38].
     """
     n = rounds
     words = [0x8B8B8B8B] * n
