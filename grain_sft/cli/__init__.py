@@ -1,1 +1,1 @@
-"""Command line `grain-sft`. A function named after a command declares the command's arguments. Another runs the command."""
+"""Command line `grain-sft`. A function named after a command declares its arguments. `run_` and that name runs it."""

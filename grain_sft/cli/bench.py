@@ -34,10 +34,10 @@ def demo(parser: Parser) -> None:
     add("--dir", default="grain_sft_demo", help="folder of the demo's files: new, empty, or of an earlier demo")
     add("--steps", type=count, default=48, help=f"steps of training, {MIN_DEMO_STEPS} or more")
     add("--seed", type=at_least(0), default=0, help="seed of the order of rows and of the model (default: 0)")
-    parser.set_defaults(run=_run_demo)
 
 
-def _run_demo(options: argparse.Namespace) -> int:
+def run_demo(options: argparse.Namespace) -> int:
+    """Run `grain-sft demo`."""
     from grain_sft.demo import run_demo
 
     return run_demo(options.dir, steps=options.steps, seed=options.seed)
@@ -66,10 +66,10 @@ def bench(parser: Parser) -> None:
     add("--only", choices=list(BENCHMARKS), action="append", help=only)
     add("--dir", help="folder of the made-up token files, which are removed (default: the system's temporary folder)")
     parser.add_declared(Scale, _SIZES, made_up)
-    parser.set_defaults(run=_run_bench)
 
 
-def _run_bench(options: argparse.Namespace) -> None:
+def run_bench(options: argparse.Namespace) -> None:
+    """Run `grain-sft bench`."""
     measure, refused, reason = _measure_made_up, _ONLY_WITH_CONFIG, "only with CONFIG"
     if options.config is not None:
         measure, refused, reason = _measure_config, _ONLY_WITHOUT_CONFIG, "only without CONFIG, for made-up corpora"

@@ -16,10 +16,10 @@ def config(parser: Parser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("config", nargs="?", metavar="CONFIG", help="config to check and print, with inherited values")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema of configs, for editors")
-    parser.set_defaults(run=_print_config)
 
 
-def _print_config(options: argparse.Namespace) -> None:
+def run_config(options: argparse.Namespace) -> None:
+    """Run `grain-sft config`."""
     from grain_sft.config import config_schema, read_config
 
     try:
@@ -33,10 +33,10 @@ def receipt(parser: Parser) -> None:
     """Declare `grain-sft receipt`."""
     parser.add_config(host="host h of H; the receipt depends on H only with order maxtext (default: 0/1)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.set_defaults(run=_print_receipt)
 
 
-def _print_receipt(options: argparse.Namespace) -> None:
+def run_receipt(options: argparse.Namespace) -> None:
+    """Run `grain-sft receipt`."""
     receipt = open_config(options).receipt
     if options.json:
         _print_json(receipt.as_dict())
@@ -54,10 +54,9 @@ def diff(parser: Parser) -> None:
     parser.add_argument("--steps", type=at_least(1), metavar="N", help=steps)
     count = "count differing rows and documents in N steps, beginning at the first step that differs"
     parser.add_argument("--count", type=at_least(1), default=100, metavar="N", help=count)
-    parser.set_defaults(run=_diff)
 
 
-def _diff(options: argparse.Namespace) -> int:
+def run_diff(options: argparse.Namespace) -> int:
     """Return status 0 if the batches are equal, else 1."""
     from grain_sft.config import load
     from grain_sft.provenance import difference
@@ -86,10 +85,9 @@ def audit_check(parser: Parser) -> None:
     parser.add_argument("log", help="audit log, text or JSONL")
     parser.add_config()
     parser.add_argument("--most", type=at_least(1), default=20, help="maximum number of contradictions to print")
-    parser.set_defaults(run=_check_audit)
 
 
-def _check_audit(options: argparse.Namespace) -> int:
+def run_audit_check(options: argparse.Namespace) -> int:
     """Return status 0 if no line of the log contradicts the config, else 1."""
     from grain_sft.provenance import check_audit
 
@@ -127,10 +125,9 @@ def verify(parser: Parser) -> None:
     corpus_files = parser.add_argument_group("files of a corpus")
     parser.add_corpus_options(corpus_files)
     parser.add_declared(open_corpus, ("root",), corpus_files)
-    parser.set_defaults(run=_verify)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def run_verify(options: argparse.Namespace) -> int:
     """Return status 0 if the corpus, plan or config is sound, else 1."""
     from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify

@@ -3,7 +3,7 @@
 import argparse
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grain_sft.cli.arguments import Parser, values_of
@@ -36,30 +36,29 @@ def build_sft_primer(parser: Parser) -> None:
     add = parser.add_argument
     add("--primer-jsonl", dest="input", default="data/primer.jsonl", help="JSONL of conversations")
     add("--out-dir", default="data/cache/sft", help="the cache is written to OUT_DIR/primer")
-    _add_shared(parser, "primer", OF_PRIMER)
+    _add_shared(parser, OF_PRIMER)
 
 
-def _declare_chats(parser: Parser, template: str) -> None:
+def prepare_chat_sft(parser: Parser) -> None:
+    """Declare `grain-sft prepare-chat-sft` or `grain-sft prepare-tool-sft`."""
     parser.add_argument("--input", required=True, help="JSONL of conversations")
     parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
-    _add_shared(parser, template, OF_CHATS)
+    _add_shared(parser, OF_CHATS)
 
 
-prepare_chat_sft = functools.partial(_declare_chats, template="episode")
-prepare_tool_sft = functools.partial(_declare_chats, template="episode_tool")
+prepare_tool_sft = prepare_chat_sft
 
 
-def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
+def _add_shared(parser: Parser, spelled: Mapping[str, tuple[str, ...]]) -> None:
     """Add the options that the three commands share, and the options in `spelled`."""
     parser.add_argument("--tokenizer", help="the model's tokenizer (default: one in a usual place, or a new one)")
     for name in ("seed", *spelled):
         changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
         parser.add_declared(Request, (name,), spelled=spelled, **changed)
     add_run_options(parser)
-    parser.set_defaults(run=functools.partial(_run, template=template, names=("seed", *spelled)))
 
 
-def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> None:
+def _run(options: argparse.Namespace, template: str, spelled: Iterable[str]) -> None:
     """Prepare the corpus: a dataset of chats in `output_dir`, or the cache of `build-sft-primer` in `out_dir`/primer."""
     if "output_dir" in options:
         output = files.normalize(options.output_dir)
@@ -73,9 +72,14 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
         tokenizer=_tokenizer(options, f"{output}.tokenizer.model"),
         format=TEMPLATES[template].format,
         source=source,
-        **values_of(options, names),
+        **values_of(options, ("seed", *spelled)),
     )
     run_request(request, output, options)
+
+
+run_build_sft_primer = functools.partial(_run, template="primer", spelled=OF_PRIMER)
+run_prepare_chat_sft = functools.partial(_run, template="episode", spelled=OF_CHATS)
+run_prepare_tool_sft = functools.partial(_run, template="episode_tool", spelled=OF_CHATS)
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:

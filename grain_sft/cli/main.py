@@ -65,8 +65,9 @@ def console() -> None:
 
 def declare(command: str, parser: Parser) -> None:
     """Add the arguments of `command` to `parser`, and a default `run`: a function that returns an exit status, None for 0."""
-    module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
-    getattr(module, command.replace("-", "_"))(parser)
+    module, name = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}"), command.replace("-", "_")
+    parser.set_defaults(run=getattr(module, f"run_{name}"))
+    getattr(module, name)(parser)
 
 
 def _guarded(*, exits: bool) -> int:

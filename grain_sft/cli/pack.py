@@ -30,10 +30,10 @@ def index(parser: Parser) -> None:
     parser.add_corpus_options()
     add("--sequence-length", type=at_least(1), help="tokens of a row; the number of rows is then printed too")
     add("--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)")
-    parser.set_defaults(run=_index)
 
 
-def _index(options: argparse.Namespace) -> None:
+def run_index(options: argparse.Namespace) -> None:
+    """Run `grain-sft index`."""
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
@@ -76,10 +76,9 @@ def pack(parser: Parser) -> None:
     add("--materialize", metavar="FOLDER", help=folder)
     add("--shard-bytes", type=at_least(1), default=1 << 30, help="maximum size of a file of rows (default: 1 GiB)")
     parser.add_figures()
-    parser.set_defaults(run=_pack)
 
 
-def _pack(options: argparse.Namespace) -> int:
+def run_pack(options: argparse.Namespace) -> int:
     """Return status 1 if algorithms were compared and all failed, else 0."""
     for needed, names in NEEDS.items():
         given = options.parser.flags_given(options, names)

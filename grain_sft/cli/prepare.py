@@ -56,7 +56,6 @@ def prepare(parser: Parser) -> None:
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N (100) records")
     add_run_options(parser)
-    parser.set_defaults(run=_prepare)
 
 
 def _add_schema(parser: Parser) -> None:
@@ -81,7 +80,8 @@ def add_run_options(parser: Parser) -> None:
     add("--runner", metavar="NAME", help=_RUNNER)
 
 
-def _prepare(options: argparse.Namespace) -> None:
+def run_prepare(options: argparse.Namespace) -> None:
+    """Run `grain-sft prepare`."""
     template, chat_template = options.template, options.chat_template
     if template not in TEMPLATES and not _is_imported(template):
         if chat_template is not None:
@@ -177,7 +177,6 @@ def convert(parser: Parser) -> None:
     """Declare `grain-sft convert`."""
     parser.add_argument("corpus", help=_CORPUS)
     _add_conversion(parser, "format of the output", required=True)
-    parser.set_defaults(run=_convert)
 
 
 def withdraw(parser: Parser) -> None:
@@ -186,7 +185,6 @@ def withdraw(parser: Parser) -> None:
     parser.add_argument("corpus", help=_CORPUS)
     parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=named)
     _add_conversion(parser, "format of the output (default: as the corpus was prepared)", required=False)
-    parser.set_defaults(run=_withdraw)
 
 
 def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
@@ -201,16 +199,18 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add("--overwrite", action="store_true", help="replace an output that was made from other documents or options")
 
 
-def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> None:
+def run_convert(options: argparse.Namespace, without: Sequence[str] = ()) -> None:
+    """Run `grain-sft convert`."""
     settings = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
         manifest = preparing.convert(options.corpus, options.output, **settings, without=without, progress=progress)
     print_summary(manifest, options.output)
 
 
-def _withdraw(options: argparse.Namespace) -> None:
+def run_withdraw(options: argparse.Namespace) -> None:
+    """Run `grain-sft withdraw`."""
     options.format = options.format or preparing.format_of(options.corpus)
-    _convert(options, options.documents)
+    run_convert(options, options.documents)
     print(_WITHDRAWN.format(options.corpus))
 
 
@@ -224,10 +224,10 @@ def train_tokenizer(parser: Parser) -> None:
     special = f"texts that are always one token (default: {' '.join(CHAT_TOKENS)})"
     add("--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=special)
     _add_schema(parser)
-    parser.set_defaults(run=_train_tokenizer)
 
 
-def _train_tokenizer(options: argparse.Namespace) -> None:
+def run_train_tokenizer(options: argparse.Namespace) -> None:
+    """Run `grain-sft train-tokenizer`."""
     check_output(options.output)
     files.check_inputs_stay(options.output, (file for path in options.inputs for file in preparing.expand(path)))
     special = options.special_tokens

@@ -26,10 +26,10 @@ def simulate(parser: Parser) -> None:
     parser.add_declared(Conditions, options_of(Conditions), speeds)
     parser.add_figures()
     add("--html", metavar="FILE", help="also write a page with the figures and their curves")
-    parser.set_defaults(run=_simulate)
 
 
-def _simulate(options: argparse.Namespace) -> None:
+def run_simulate(options: argparse.Namespace) -> None:
+    """Run `grain-sft simulate`."""
     from grain_sft.simulate import simulation_page
     from grain_sft.storage import write_bytes
     from grain_sft.view import require_matplotlib

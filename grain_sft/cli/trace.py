@@ -45,10 +45,10 @@ def trace(parser: Parser) -> None:
     add("--no-trainable", action="store_true", help="don't count the tokens that take loss, and read no loss files")
     add("--format", choices=list(provenance.WRITERS), help="format (default: from the suffix of --output, else table)")
     add("-o", "--output", metavar="FILE", help="file to write (default: standard output)")
-    parser.set_defaults(run=_trace)
 
 
-def _trace(options: argparse.Namespace) -> None:
+def run_trace(options: argparse.Namespace) -> None:
+    """Run `grain-sft trace`."""
     for question, unused in _UNUSED.items():
         given = options.parser.flags_given(options, unused)
         if given and getattr(options, question) is not None:

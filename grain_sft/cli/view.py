@@ -22,10 +22,10 @@ def inspect(parser: Parser) -> None:
     add("--html", metavar="FILE", help="write a page with this step, the step before it and the step after it")
     colour = "when to use colours (default: auto, that is, on a terminal unless NO_COLOR is set)"
     add("--colour", "--color", choices=("auto", "always", "never"), default="auto", help=colour)
-    parser.set_defaults(run=_inspect)
 
 
-def _inspect(options: argparse.Namespace) -> None:
+def run_inspect(options: argparse.Namespace) -> None:
+    """Run `grain-sft inspect`."""
     from grain_sft import view
     from grain_sft.storage import write_bytes
 
@@ -54,10 +54,10 @@ def report(parser: Parser) -> None:
     add("--seconds", type=not_negative, default=1.0, help="time to measure each speed; 0 measures no speed")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
     parser.add_stage()
-    parser.set_defaults(run=_report)
 
 
-def _report(options: argparse.Namespace) -> None:
+def run_report(options: argparse.Namespace) -> None:
+    """Run `grain-sft report`."""
     from grain_sft import view
     from grain_sft.bench import config as speed
     from grain_sft.storage import files
