@@ -105,13 +105,9 @@ def _taken(values: list[T]) -> list[T]:
     return taken
 
 
-def _forked() -> None:
-    """In a forked child, drop the batches that are not counted yet: the parent process counts them."""
-    arrivals.clear()
-    _make_seconds.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
+# A forked child drops the batches that are not counted yet, because its parent counts them.
+os.register_at_fork(after_in_child=arrivals.clear)
+os.register_at_fork(after_in_child=_make_seconds.clear)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:

@@ -109,12 +109,9 @@ class MegatronGptLayout(Layout):
             eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError, int(np.iinfo(corpus.dtype).max))
         check_type("drop_last_partial_sequence", drop_last_partial_sequence, bool, "True or False")
         check_type("eod_mask_loss", eod_mask_loss, bool, "True or False")
-        for name, value in {
-            "add_extra_token_to_sequence": add_extra_token_to_sequence,
-            "reset_attention_mask": reset_attention_mask,
-            "reset_position_ids": reset_position_ids,
-        }.items():
-            check_type(name, value, bool | None, "True, False or None")
+        check_type("add_extra_token_to_sequence", add_extra_token_to_sequence, bool | None, "True, False or None")
+        check_type("reset_attention_mask", reset_attention_mask, bool | None, "True, False or None")
+        check_type("reset_position_ids", reset_position_ids, bool | None, "True, False or None")
         check_type("document_split", document_split, str | None, "shares, such as '99,1', or None")
         check_type("index_dir", index_dir, str | os.PathLike | None, "a path or None")
         traits, length = VARIANTS[variant], as_sequence_length(sequence_length)
