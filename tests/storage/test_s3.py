@@ -84,4 +84,6 @@ def test_the_object_is_named_if_all_requests_fail(proxy):
     expected = r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"
     with pytest.raises(grain_sft.GrainSftError, match=expected):
         read(corpus, [0])
+    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/\*/0.npy: can't be read"):
+        grain_sft.open_corpus("s3://bucket/*/0.npy")
     proxy.heal()

@@ -1,5 +1,8 @@
 """File system of S3. Importing this module needs s3fs."""
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 from s3fs.core import S3FileSystem
 
 from grain_sft.storage.remote.responses import BodyHeaders, Range, check_encoding, checked_sizes
@@ -35,3 +38,13 @@ class S3Storage(S3FileSystem):
             return b"".join(parts)
         finally:
             body.close()
+
+    async def _walk(self, path: str, maxdepth: int | None = None, **options: Any) -> AsyncIterator[Any]:
+        """Walk as in s3fs, but raise the error of a folder that can't be listed: its files would be missing unnoticed."""
+        async for folder in super()._walk(path, maxdepth, **{**options, "on_error": _raise_failure}):
+            yield folder
+
+
+def _raise_failure(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
