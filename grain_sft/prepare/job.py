@@ -108,7 +108,8 @@ class Job(Renderer):
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write the rejected records, the metadata, the tokenizer and the manifest. Return the manifest."""
-        if self.request.on_error == "skip":
+        # a file of an earlier preparation becomes empty
+        if self.request.on_error == "skip" or files.exists(self.target.rejected):
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
         names = ("rejected", "without_final_eos", "with_inner_eos")

@@ -70,8 +70,7 @@ def make_corpus(
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
     files.check_inputs_stay(target.output, (entry.path for entry in entries))
-    if request.on_error == "skip":
-        files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
+    files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
     units = inputs.plan_units(entries)
     total = sum(unit.size for unit in units)
     units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)
