@@ -230,7 +230,7 @@ def run_train_tokenizer(options: argparse.Namespace) -> None:
     """Run `grain-sft train-tokenizer`."""
     check_output(options.output)
     files.check_inputs_stay(options.output, (file for path in options.inputs for file in preparing.expand(path)))
-    special = options.special_tokens
+    special = list(filter(None, options.special_tokens))
     with elapsed("Reading the texts") as rename:
 
         def lines() -> Iterator[str]:

@@ -41,10 +41,12 @@ def train_tokenizer(
       model_type: Type of the model in SentencePiece, such as "bpe" or "unigram".
 
     Raises:
-      PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8.
+      PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8 or names a byte.
     """
     for token in special_tokens:
         check_name("special token", token)
+        if re.fullmatch("<0x[0-9A-F]{2}>", token):
+            raise PrepareError(f"special token {token!r}: every model has this piece, for a byte. Leave it out.")
     model = io.BytesIO()
     texts = list(lines)  # SentencePiece would hide an exception that `lines` raises
     # SentencePiece finds only pieces with U+2581 for spaces; grain_sft finds markers such as <|usr|> itself

@@ -37,12 +37,12 @@ def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained
     assert spaced.encode(["# A:# A:"]) == [[4, 4]] and spaced.special_tokens["<| |>"] == 5
 
 
-def test_no_text_and_a_special_token_that_is_not_utf_8_are_refused():
-    for texts in ([], [""]):
-        with pytest.raises(PrepareError, match="hold no text to train on"):
-            train_tokenizer(texts, 400)
-    with pytest.raises(PrepareError, match=r"special token '<.udcff>' contains NUL or a byte that is not UTF-8"):
-        train_tokenizer(WORDS, 300, ["<\udcff>"])
+def test_no_text_and_impossible_special_tokens_are_refused():
+    none, name = "hold no text to train on", r"special token '<.udcff>' contains NUL or a byte that is not UTF-8"
+    byte = "special token '<0x4A>': every model has this piece, for a byte"
+    for texts, token, why in (([], "a", none), ([""], "a", none), (WORDS, "<\udcff>", name), (WORDS, "<0x4A>", byte)):
+        with pytest.raises(PrepareError, match=why):
+            train_tokenizer(texts, 400, [token])
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])

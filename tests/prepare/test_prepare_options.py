@@ -180,6 +180,7 @@ def test_training_a_tokenizer_again_gives_the_same_file_and_decoding_gives_every
     model, again = place.folder / "a.model", place.folder / "b.model"
     for path in (model, again):
         command = ["train-tokenizer", *map(str, place.chats), "-o", str(path), "--vocab-size", "330"]
+        assert "of them special: none" in place.succeeds([*command, "--special-tokens", ""])
         assert "pieces  330" in place.succeeds(command)
     assert model.read_bytes() == again.read_bytes()
     tokenizer = load_tokenizer(model)
