@@ -128,9 +128,10 @@ def test_wrong_statistics_and_source_numbers_without_an_input_are_found(tmp_path
     (root / "prepare.json").write_text(json.dumps(manifest))
     assert verify(root).sound
     assert_finds(root, [("statistics", "prepare.json", "")], "7 trainable_tokens")
-    assert verify(root, full=True, options={"use_loss_mask": False}).sound
-    manifest["splits"]["train"].pop("trainable_tokens")
-    manifest["inputs"].pop()
+    others = {"label_mask_paths": f"{write('olmo', tmp_path / 'other')}/labels_mask_*"}
+    for options in ({"use_loss_mask": False}, others):
+        assert verify(root, full=True, options=options).sound
+    del manifest["splits"]["train"]["trainable_tokens"], manifest["inputs"][-1]
     (root / "prepare.json").write_text(json.dumps(manifest))
     report = verify(root, full=True)
     assert wrongs(report)[0] == ("boundaries", "sources.bin", "document 2")

@@ -160,7 +160,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is not None:
         check_masks(tokens, options.masks)
-        return _with_loss(corpus, list(map(TokenFile, tokens, options.masks)))
+        return dataclasses.replace(_with_loss(corpus, list(map(TokenFile, tokens, options.masks))), ignores_loss=True)
     if uses_loss is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
