@@ -85,6 +85,10 @@ class MixtureSampler(StreamSampler):
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
+        if proportions.failure is not None:
+            [row] = find_drawn(path, np.array(proportions.failure[:1])).tolist()
+            if row >= 0:  # else the outermost mixture never draws the row
+                self.failing_step = min(self.failing_step, self.batch_sizes.step_of(row))
         for number, (name, source, inner) in enumerate(mixture.parts()):
             path_to_source = (*path, (proportions, number))
             if inner is not None:

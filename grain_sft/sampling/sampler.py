@@ -42,6 +42,8 @@ class Sampler(abc.ABC):
       runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends. None if the run never ends, or if each source of a mixture has its own
         number of epochs.
+      failing_step: First step that needs a row of a mixture's source that has none left, with `on_exhausted` "fail";
+        `sys.maxsize` if there is none.
 
     Raises:
       SamplerError: The number of hosts divides none of the batch sizes.
@@ -54,6 +56,7 @@ class Sampler(abc.ABC):
     host_blocks: bool = False
     consecutive_slots: bool = False
     epochs: int | None = None
+    failing_step: int = sys.maxsize
     streams: tuple[EpochStream, ...]
 
     def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:

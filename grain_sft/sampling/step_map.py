@@ -106,6 +106,7 @@ class MappedSampler(Sampler):
         self.num_instances, self.epochs, self.runs_on = sampler.num_instances, sampler.epochs, sampler.runs_on
         self.host_blocks, self.consecutive_slots = sampler.host_blocks, sampler.consecutive_slots
         self.streams = tuple(map(self._stream, sampler.streams))
+        self.failing_step = self._map.step_of(sampler.failing_step)
 
     def _stream(self, stream: EpochStream) -> EpochStream:
         span = functools.partial(self._span, stream)

@@ -51,7 +51,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     """
     source, sampler = pipeline.source, pipeline.sampler
     layout, corpus = source.layout, source.layout.corpus
-    total = max(1, sampler.num_instances // sampler.global_batch_size)  # steps of one epoch, if the run is endless
+    steps_of_epoch = sampler.num_instances // sampler.global_batch_size  # sampled if the run is endless
+    total = max(1, min(steps_of_epoch, sampler.failing_step - sampler.first_step))
     if sampler.num_steps is not None:
         total = sampler.num_steps - sampler.first_step
     count = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))

@@ -132,7 +132,7 @@ def test_each_source_may_have_its_own_max_epochs_and_on_exhausted(folder):
                 assert_same(batch, plain[step])
             for number, name in enumerate(sizes):
                 drawn[name] += int((pipeline.source.layout.parts_of(rows) == number).sum())
-    assert f"step {step + 1}:" in str(error.value)
+    assert f"step {step + 1}:" in str(error.value) and pipeline.sampler.failing_step == step + 1
     assert drawn["talks"] == sizes["talks"] and sizes["web"] - 12 < drawn["web"] <= sizes["web"]
     with pytest.raises(SamplerError, match="a source takes stop, renormalize or fail"):
         SourceOrder(5, 1, epochs=2, on_exhausted="repeat")
