@@ -61,7 +61,7 @@ print(json.dumps({**figures, "mb_before": mb_before, **memory()}))
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that a process takes to make one batch, or only to import Grain."""
     processes: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
-    for count in scale.startup_files:
+    for count in dict.fromkeys(scale.startup_files):
         tokens, index = folder / str(count), folder / f"{count}.json"
         tokens.mkdir()
         for number in range(count):

@@ -19,7 +19,7 @@ def bench(tmp_path, figures):
 def test_every_loader_is_compared_with_its_limit(bench):
     small = "--files 2 --tokens 200000 --seconds 0.01 --repeats 1 --sequence-length 1024"
     only = "--only windows --only startup --only orders"
-    figures, printed = bench(f"{only} {small} --order-rows 300000 --startup-files 8")
+    figures, printed = bench(f"{only} {small} --order-rows 300000 --startup-files 8 8")
     assert {"limit: numpy, contiguous rows", "source.read, tokens only"} < set(figures["throughput"])
     assert all(row["mtok_per_s"] > 0 for row in figures["throughput"].values())
     assert all(row["wait_ms"] > 0 for row in figures["wait"].values())
