@@ -80,7 +80,7 @@ class CheckedIterator(Stateful, PipelineIterator):
 
     Args:
       pipeline: Run of this host.
-      start_step: Step of the first batch.
+      start_step: Step of the first batch. If the number of hosts divides only later batch sizes, give the checkpoint's step.
       allow_other_data: Whether to accept a state of other data.
       **options: Options of `Pipeline.iter`.
     """
