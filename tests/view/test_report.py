@@ -233,6 +233,7 @@ def test_no_page_replaces_its_config(config, run_command):
         (f"report {path} --output {path}", replaces),
         (f"report {path} --output {path.with_suffix('.html')}", replaces),
         (f"report {path} --output a.json", "Name it a.html"),
+        (f"report {path} --output=", "the output is an empty name"),
         (f"inspect {path} --step 0 --html {path}", replaces),
         (f"simulate {path} --hosts 2 --steps 0:1 --html {path}", replaces),
     ):
