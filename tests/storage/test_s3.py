@@ -1,6 +1,8 @@
 """Reads of a corpus in S3 return the right values, or fail. The real s3fs client reads from moto's server on this machine."""
 
+import errno
 import threading
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -9,7 +11,7 @@ from failing_proxy import Proxy
 
 import grain_sft
 
-pytest.importorskip("s3fs")
+s3fs = pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
 
 
@@ -78,12 +80,16 @@ def test_versions_of_an_object_that_is_replaced_while_in_use_are_never_mixed(pro
         grain_sft.open_corpus("s3://bucket/none.npy")
 
 
-def test_the_object_is_named_if_all_requests_fail(proxy):
+def test_the_object_is_named_if_all_requests_fail(proxy, monkeypatch):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
     proxy.refused = 1.0
     expected = r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"
     with pytest.raises(grain_sft.GrainSftError, match=expected):
         read(corpus, [0])
-    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/\*/0.npy: can't be read"):
-        grain_sft.open_corpus("s3://bucket/*/0.npy")
     proxy.heal()
+    list_folder = s3fs.S3FileSystem._lsdir
+    unlisted = mock.AsyncMock(side_effect=OSError(errno.EBUSY, "Slow down"))
+    choose = lambda client, path, *a, **k: (unlisted if "data" in path else list_folder)(client, path, *a, **k)  # noqa: E731
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", choose)
+    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/\*/0.npy: can't be read .*Slow down"):
+        grain_sft.open_corpus("s3://bucket/*/0.npy")
