@@ -62,9 +62,7 @@ def table_rows(options: Options, prefix: str = "") -> str:
     """Return the rows of a Markdown table: key, type, default, meaning. Nested sections follow their key."""
     rows = ""
     for option in options.values():
-        default = (
-            "required" if option.default is REQUIRED else "none" if option.default is None else code(option.default)
-        )
+        default = "required" if option.default is REQUIRED else "none" if option.default is None else code(option.default)
         kinds = ", ".join(dict.fromkeys(map(marked, kinds_of(option.type))))
         rows += f"| `{prefix}{option.name}` | {kinds} | {default} | {help_in_configs(option)} |\n"
         for kind in filter(is_struct, kinds_of(option.type)):

@@ -203,9 +203,7 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(
-    tmp_path, monkeypatch, layout, run_command
-):
+def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(tmp_path, monkeypatch, layout, run_command):
     monkeypatch.chdir(tmp_path)
     path = write_config(Path("config.json"), config(tmp_path, layout) | {"audit": "audit"})
     take(load(path), 0, 6)
@@ -261,9 +259,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("section", BROKEN)
 @pytest.mark.parametrize("entry", ["Raising", "Plain", "plain"])
-def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_entry(
-    tmp_path, run_command, section, entry
-):
+def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_entry(tmp_path, run_command, section, entry):
     change, base, noun = BROKEN[section]
     name = f"grain_sft_example.broken:{entry}{base if entry == 'Raising' else ''}"
     stated = config(tmp_path)

@@ -235,9 +235,7 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
     files.check_writable(files.normalize(path), folder=folder)
 
 
-def write_figures(
-    measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace
-) -> Mapping[str, Any]:
+def write_figures(measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace) -> Mapping[str, Any]:
     """Return `measure(options)`, and write it as `--json` and `--output` ask. With `--json`, other text goes to stderr.
 
     The caller or `measure` checks `--output` with `check_output` before any long work.

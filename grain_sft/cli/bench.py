@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
-from grain_sft.cli.arguments import (
-    Parser,
-    at_least,
-    check_output,
-    host_of,
-    open_stage,
-    positive,
-    values_of,
-    write_figures,
-)
+from grain_sft.cli.arguments import Parser, at_least, check_output, host_of, open_stage, positive, values_of, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 from grain_sft.storage import files

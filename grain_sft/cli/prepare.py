@@ -49,9 +49,7 @@ def prepare(parser: Parser) -> None:
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
-    add(
-        "--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's, for --template hf or olmo"
-    )
+    add("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's, for --template hf or olmo")
     parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N (100) records")

@@ -41,10 +41,7 @@ class LossValues:
 KINDS: dict[LossKind, LossValues] = {
     "bool": LossValues(np.dtype(np.uint8), "0 or 1", lambda values, tokens: values > 1, codes=("b1",)),
     "float32": LossValues(
-        np.dtype("<f4"),
-        "a finite weight, 0 or more",
-        lambda values, tokens: ~np.isfinite(values) | (values < 0),
-        weighted=True,
+        np.dtype("<f4"), "a finite weight, 0 or more", lambda values, tokens: ~np.isfinite(values) | (values < 0), weighted=True
     ),
     "labels": LossValues(
         np.dtype("<i4"),

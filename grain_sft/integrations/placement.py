@@ -181,9 +181,7 @@ class LoaderPlacement(Placement):
     So row i of the batch is row [3, 4, 5, 9, 10, 11][i] of the array.
     """
 
-    def __init__(
-        self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]
-    ) -> None:
+    def __init__(self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]) -> None:
         self._sources = order.sources(0, shape[1], shape[1])  # joined, these columns of the batch make the array's
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]

@@ -82,9 +82,7 @@ def check_repeated(pieces: Pieces, layout: Traits, rows: Ints) -> None:
             one, other = next(pair for pair in pairs if pair[0] != pair[1])
             found = f"{one} in a call for {len(rows)} rows, but {other} in a call for {len(index)}"
             found += ". The numbers are row, column, shard, start, length, segment, position and document"
-            raise LayoutError(
-                f"{name_of(type(layout))}.pieces: a piece is {found}. Let a row depend only on its number."
-            )
+            raise LayoutError(f"{name_of(type(layout))}.pieces: a piece is {found}. Let a row depend only on its number.")
 
 
 def _table(pieces: Pieces, rows: Ints) -> Ints:

@@ -81,9 +81,7 @@ class Pieces(NamedTuple):
         return np.flatnonzero(np.append(True, begins)[: len(self.row)])  # the slice is empty if there are no pieces
 
 
-def pieces_of(
-    corpus: Corpus, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints
-) -> Pieces:
+def pieces_of(corpus: Corpus, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
     """Return the pieces of segments. A segment that crosses a shard border becomes several pieces.
 
     The arguments after `corpus` are int64 [segments], with the meaning of the attributes of `Pieces`. But `start` is the token

@@ -118,9 +118,7 @@ class Traits:
         assert self.corpus.sources is not None
         return self.corpus.sources[by_start[np.maximum(holder, 0)]]
 
-    def epoch_of(
-        self, rows: Int64[np.ndarray, " rows"]
-    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+    def epoch_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
         With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, one past the last row, counts as row 0 of epoch 2.

@@ -247,9 +247,7 @@ class Pipeline:
         """
         return make_data_loader(self, worker_count, start_step)
 
-    def show(
-        self, step: int = 0, *, rows: int | Sequence[int] = 1, tokenizer: str | os.PathLike[str] | None = None
-    ) -> None:
+    def show(self, step: int = 0, *, rows: int | Sequence[int] = 1, tokenizer: str | os.PathLike[str] | None = None) -> None:
         """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
 
         Args:

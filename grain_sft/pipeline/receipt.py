@@ -113,9 +113,7 @@ def described(transform: grain.transforms.Map) -> str:
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
-    with entry_errors(
-        PipelineError, f"transform {name_of(kind)}: its repr", "Fix the `__repr__` of it or its attributes."
-    ):
+    with entry_errors(PipelineError, f"transform {name_of(kind)}: its repr", "Fix the `__repr__` of it or its attributes."):
         if kind.__repr__ is object.__repr__:
             arguments = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
             text, is_abbreviated = f"{kind.__module__}.{kind.__qualname__}({arguments})", _is_abbreviated(attributes)

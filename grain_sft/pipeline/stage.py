@@ -122,9 +122,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     return samplers, tuple(gaps)
 
 
-def _starts(
-    stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress]]
-) -> tuple[dict[str, tuple[int, int]], int]:
+def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress]]) -> tuple[dict[str, tuple[int, int]], int]:
     """Return the argument `starts` of `Sampler.continued` for stage `number`, and the number of tokens that are left out.
 
     Tokens are left out if an earlier stage with shorter rows ended inside a row of this stage.

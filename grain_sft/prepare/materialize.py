@@ -29,11 +29,7 @@ _CHUNK_TOKENS = 1 << 20  # tokens read and written at once
 
 
 def materialize(
-    layout: PackedLayout,
-    output: str | os.PathLike[str],
-    *,
-    shard_bytes: int = SHARD_BYTES,
-    progress: Progress | None = None,
+    layout: PackedLayout, output: str | os.PathLike[str], *, shard_bytes: int = SHARD_BYTES, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 

@@ -94,9 +94,7 @@ class IndexSampler(EpochSampler):
         self.batch_sizes.check_from(0, num_blocks)
         if start[1] % num_blocks:  # rounding down would repeat rows
             problem = f"start={start}: all {num_blocks} hosts begin at the same index of their blocks"
-            raise SamplerError(
-                f"{problem}. Take an index that is a multiple of {num_blocks}, or end the earlier stage there."
-            )
+            raise SamplerError(f"{problem}. Take an index that is a multiple of {num_blocks}, or end the earlier stage there.")
         if self.host_blocks and (rows_read := block_rows * num_blocks) < most:
             problem = f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads"
             raise SamplerError(f"{problem}. Take a smaller batch.")

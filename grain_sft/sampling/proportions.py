@@ -59,10 +59,7 @@ class Proportions:
     """
 
     def __init__(
-        self,
-        changes: Sequence[tuple[int, Shares]],
-        limits: Sequence[int | None],
-        on_exhausted: Sequence[OnExhausted] = (),
+        self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], on_exhausted: Sequence[OnExhausted] = ()
     ) -> None:
         self._changes, self._limits, self._on_exhausted = list(changes), list(limits), list(on_exhausted)
         self._phases: list[_Phase] = []

@@ -239,9 +239,7 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
     return max(real.fit.start_s(real.conditions), bucket_s)
 
 
-def _restart(
-    pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
-) -> dict[str, Any] | None:
+def _restart(pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None) -> dict[str, Any] | None:
     """Return the figures of a restart at `step` on hosts that have the shard caches of `model`; None if the run has ended."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:

@@ -79,17 +79,13 @@ class InOrder:
 
         Grain raises earlier, unless the worker was killed while it held a lock. Then Grain waits forever.
         """
-        dead = (
-            None if self.iterator is None else next((each for each in processes(self.iterator) if each.exitcode), None)
-        )
+        dead = None if self.iterator is None else next((each for each in processes(self.iterator) if each.exitcode), None)
         if dead is None:
             self._dead_since = 0.0
         elif not self._dead_since:
             self._dead_since = time.monotonic()
         elif time.monotonic() - self._dead_since > _CLOSES_IN:
-            raise RuntimeError(
-                f"Worker process was terminated with exit code {dead.exitcode} while it held a lock of Grain."
-            )
+            raise RuntimeError(f"Worker process was terminated with exit code {dead.exitcode} while it held a lock of Grain.")
 
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""

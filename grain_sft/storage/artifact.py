@@ -196,9 +196,7 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
     return arrays, dict(header["depends"])
 
 
-def open_cached(
-    target: Path, depends: Mapping[str, Any], check: Check | None = None
-) -> dict[str, npt.NDArray[Any]] | None:
+def open_cached(target: Path, depends: Mapping[str, Any], check: Check | None = None) -> dict[str, npt.NDArray[Any]] | None:
     """Return the arrays of the cached file `target`, or None if the file is missing.
 
     If the file is unusable or fails `check`, log a warning and return None.

@@ -80,9 +80,7 @@ class ShardReader:
         self._num_copies = 0
         self._reads_until_copy = 0
 
-    def gather(
-        self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
-    ) -> None:
+    def gather(self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview) -> None:
         """Fill the bytes `out[place : place + size]` of each piece with values of its shard from value `start` on.
 
         Raises:

@@ -54,9 +54,7 @@ class NgramFilter(grain.transforms.Map):
 
     filters_repetition = True
 
-    def __init__(
-        self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False
-    ) -> None:
+    def __init__(self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False) -> None:
         options = {"max_period": max_period, "min_period": min_period, "max_count": max_count}
         self.max_period, self.min_period, self.max_count = (
             as_integer(f"NgramFilter: {name}", value, 1, TransformError) for name, value in options.items()
@@ -90,9 +88,7 @@ class NgramFilter(grain.transforms.Map):
         return read._replace(target_segment_ids=read.target_segment_ids * ~failing[:, np.newaxis])
 
     def fails(
-        self,
-        tokens: Integer[np.ndarray, "*rows length"],
-        segment_ids: Integer[np.ndarray, "*rows length"] | None = None,
+        self, tokens: Integer[np.ndarray, "*rows length"], segment_ids: Integer[np.ndarray, "*rows length"] | None = None
     ) -> Bool[np.ndarray, "*rows"]:
         """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
 

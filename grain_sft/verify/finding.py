@@ -59,9 +59,7 @@ class Report:
         If `message` begins with `where` or `place` and a colon, this beginning is removed.
         """
         if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
-            self.findings.append(
-                Finding(check, where, message.removeprefix(f"{where}: ").removeprefix(f"{place}: "), place)
-            )
+            self.findings.append(Finding(check, where, message.removeprefix(f"{where}: ").removeprefix(f"{place}: "), place))
         else:
             self.left_out[check] = self.left_out.get(check, 0) + 1
 

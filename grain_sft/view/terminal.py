@@ -99,9 +99,7 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
     yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
 
 
-def _token_lines(
-    view: RowView, run: tuple[int, int, int], texts: TokenTexts, colour: bool, width: int
-) -> Iterator[str]:
+def _token_lines(view: RowView, run: tuple[int, int, int], texts: TokenTexts, colour: bool, width: int) -> Iterator[str]:
     """Yield the wrapped tokens of a segment; nothing for padding."""
     segment, first, stop = run
     if segment:

@@ -232,9 +232,7 @@ def test_a_command_probes_each_output_once(tmp_path, config, monkeypatch):
     """In a bucket, a probe is a file that is written and removed."""
     pytest.importorskip("matplotlib")
     probed, check = [], files.check_writable
-    monkeypatch.setattr(
-        files, "check_writable", lambda *args, **options: probed.append(args[0]) or check(*args, **options)
-    )
+    monkeypatch.setattr(files, "check_writable", lambda *args, **options: probed.append(args[0]) or check(*args, **options))
     commands = ["trace {} --steps 0 -o", "inspect {} --step 0 --html", "bench {} --seconds 0.1 --max-workers 0 -o"]
     commands += ["simulate {} --hosts 1 --steps 0:1 --processes 0 -o", "report {} --seconds 0 -o"]
     for number, command in enumerate(commands):

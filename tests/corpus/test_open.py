@@ -133,12 +133,7 @@ def test_a_users_format_opens_only_by_its_name(tmp_path, write_tokens, monkeypat
     for where, name, value, message in (
         (path, "rank", "x", "rank is 'x'"),
         (path, "metadata_files", "(", f"metadata_files='(': {re.error.__name__}: "),
-        (
-            path,
-            "split",
-            lambda *given: 5,
-            "Wrong.split: its result is 5 (int); expected a Split whose files are a tuple",
-        ),
+        (path, "split", lambda *given: 5, "Wrong.split: its result is 5 (int); expected a Split whose files are a tuple"),
         (path, "split", lambda *given: corpus.Split(str(path)), "(str); expected a Split whose files are"),
         ([path], "part", lambda *given: corpus.TokenFile("b"), "Wrong.part returned TokenFile(tokens='b'"),
         (path, "read", lambda *given: 7, "the corpus that the format returns is 7"),

@@ -109,9 +109,7 @@ def folders(tmp_path, write_tokens):
     return tmp_path / "data", tmp_path / "secret"
 
 
-@pytest.mark.parametrize(
-    "entry", ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
-)
+@pytest.mark.parametrize("entry", ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"])
 def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(folders, entry):
     """`entry` is a relative path, an absolute path or a link. Without a root, any path is allowed."""
     data, secret = folders

@@ -17,12 +17,7 @@ class OrderCase(NamedTuple):
     batches: int
 
 
-ORDER_CASES = [
-    OrderCase(504, 8, 42, 130),
-    OrderCase(504, 8, 1337, 130),
-    OrderCase(37, 6, 0, 20),
-    OrderCase(5, 8, 3301, 6),
-]
+ORDER_CASES = [OrderCase(504, 8, 42, 130), OrderCase(504, 8, 1337, 130), OrderCase(37, 6, 0, 20), OrderCase(5, 8, 3301, 6)]
 
 GPT_CONFIG = {
     "batch_size": 6,

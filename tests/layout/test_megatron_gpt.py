@@ -188,9 +188,7 @@ def test_runs_with_resets_pass_verify_and_have_the_figures_of_trace_and_inspect(
     assert trace(pipeline, range(3), host=Host(0, 1)).trainable.sum() == taken
     for view in view_rows(pipeline, 2):
         assert not view.notes
-        of_segments = np.bincount(
-            [each.segment for each in view.pieces], [each.stop - each.start for each in view.pieces]
-        )
+        of_segments = np.bincount([each.segment for each in view.pieces], [each.stop - each.start for each in view.pieces])
         assert of_segments.sum() in (LENGTH, LENGTH + 1)
         found = np.bincount(view.segments)
         assert found[:-1].tolist() == of_segments[: len(found) - 1].tolist()

@@ -68,11 +68,7 @@ class ReturnsNoBatch(grain.transforms.Map):
 
 
 def test_a_transform_that_returns_no_batch_is_an_error_not_the_end_of_the_run(source):
-    for function, found in (
-        (iter([]).__next__, "StopIteration: "),
-        ({}.popitem, "KeyError: "),
-        (print, "returned None"),
-    ):
+    for function, found in ((iter([]).__next__, "StopIteration: "), ({}.popitem, "KeyError: "), (print, "returned None")):
         run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), ReturnsNoBatch(function)])
         for threads in (0, 2):
             with pytest.raises(PipelineError, match=f"step 0: .*ReturnsNoBatch.*{found}"):

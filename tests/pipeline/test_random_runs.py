@@ -100,9 +100,7 @@ def check_batches(changed, reweighted, left, withdrawn):
             assert lines.trainable.sum() == np.count_nonzero(expected["targets_segmentation"])
 
 
-@pytest.mark.parametrize(
-    "seed", [*FEW, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in MANY if seed not in FEW)]
-)
+@pytest.mark.parametrize("seed", [*FEW, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in MANY if seed not in FEW)])
 def test_a_random_amended_run_equals_the_reference(corpora, tmp_path, monkeypatch, seed):
     if seed % 2:  # rows are read segment by segment
         monkeypatch.setattr("grain_sft.corpus.row_format.LONG_SEGMENT", 0)

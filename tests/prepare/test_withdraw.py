@@ -45,9 +45,7 @@ def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form,
     assert digests(tmp_path / "out").keys() == digests(folder / form).keys()
 
 
-def test_a_second_call_with_the_same_documents_does_nothing_and_one_with_others_is_refused(
-    folder, tmp_path, run_command
-):
+def test_a_second_call_with_the_same_documents_does_nothing_and_one_with_others_is_refused(folder, tmp_path, run_command):
     command = ["withdraw", folder / "olmo", "--output", tmp_path / "out"]
     run_command(*command, "4", "2")
     assert "is complete: nothing to do" in run_command(*command, "2", "4").out

@@ -15,15 +15,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.layout import documents_of_record
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import train_tokenizer
-from grain_sft.provenance import (
-    documents_with_text,
-    find_document,
-    find_tokenizer,
-    iter_trace,
-    summarize,
-    tokenizer_of,
-    trace,
-)
+from grain_sft.provenance import documents_with_text, find_document, find_tokenizer, iter_trace, summarize, tokenizer_of, trace
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "hex", "my"]
 WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]

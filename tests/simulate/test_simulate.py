@@ -76,8 +76,7 @@ def cache_in(folder, size="8MiB"):
 
 
 @pytest.mark.parametrize(
-    ("corpus", "layout", "cached"),
-    [("windows", WINDOWS, False), ("windows", WINDOWS, True), ("chats", PACKED, False), HEAVY],
+    ("corpus", "layout", "cached"), [("windows", WINDOWS, False), ("windows", WINDOWS, True), ("chats", PACKED, False), HEAVY]
 )
 def test_requests_and_bytes_are_those_of_the_reader(bucket, tmp_path, corpus, layout, cached):
     remote = {"remote": cache_in(tmp_path / "cache")} if cached else {}

@@ -84,9 +84,7 @@ def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_do
         *((7, ended, 95 - ended, f"{ended} of 100 documents checked end with the token 7") for ended in (95, 60)),
         (EOS, 40, 60, "60 of 100 documents checked don't end with the EOS token 2"),
     ):
-        corpus = write_train(
-            tmp_path / str(ended), [5, end] * ended + [*range(100, 300 - 2 * ended)], np.ones(200), pairs
-        )
+        corpus = write_train(tmp_path / str(ended), [5, end] * ended + [*range(100, 300 - 2 * ended)], np.ones(200), pairs)
         (corpus / "prepare.json").write_text(json.dumps({"splits": {"train": {"documents": 100, "truncated": cut}}}))
         assert text in str(assert_finds(corpus, []).findings)
 

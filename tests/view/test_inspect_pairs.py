@@ -44,9 +44,7 @@ def test_the_report_does_not_pack_pairs(config):
     assert "not packed" in packing(load(config))["error"]
 
 
-def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_columns(
-    config, tmp_path, browser, run_command
-):
+def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser, run_command):
     run_command("inspect", config, "--step", "0", "--html", tmp_path / "rows.html")
     rows = data_of(tmp_path / "rows.html")["steps"][0]["rows"]
     assert all(row["names"] == ["prompt", "chosen", "rejected"] for row in rows)

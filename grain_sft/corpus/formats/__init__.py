@@ -60,9 +60,7 @@ class Format:
         """Return the corpus at `found`, the result of `detect`."""
         split = self.whole_split(found, options, listing)
         name = f"{described(self)}.split"
-        check_type(
-            f"{name}: its result", getattr(split, "files", split), tuple | list, "a Split whose files are a tuple"
-        )
+        check_type(f"{name}: its result", getattr(split, "files", split), tuple | list, "a Split whose files are a tuple")
         if not split.files:
             raise CorpusError(f"{found}: {name} returned no files. Return token files, or define `read`.")
         parts = [checked_part(self, path, listing) for path in split.files]

@@ -71,9 +71,7 @@ class _Manifest(msgspec.Struct):
     loss: Literal["bool", "float32"] | None = None  # kind of the loss files; None without loss files
 
 
-def scan_rows(
-    folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None
-) -> Corpus:
+def scan_rows(folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None) -> Corpus:
     """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     manifest, rows = data.convert(_Manifest), data.convert(RowFormat)

@@ -123,9 +123,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
         raise CorpusError(f"{problem}. Without a mask, all tokens take loss. {fix}.")
     dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     reads_loss = uses_loss or dtype is None  # an unknown dtype is inferred from the sizes of loss files
-    losses = scan_in_threads(
-        lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts
-    )
+    losses = scan_in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts)
     if dtype is None:
         dtype = _infer_dtype(parts, losses, split.dtypes)
     if dtype is not None and dtype.name not in split.dtypes:

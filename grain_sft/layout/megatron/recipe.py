@@ -176,9 +176,7 @@ class Recipe:
         needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
         return needs, sum(shares) if self.traits.blends else samples
 
-    def _blend(
-        self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
-    ) -> Blend:
+    def _blend(self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None) -> Blend:
         """Return the blend of the streams. It has at most `size` samples; None means as many as the streams allow."""
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:

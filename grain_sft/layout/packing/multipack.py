@@ -59,6 +59,4 @@ def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
     return np.array(placed, np.int64)
 
 
-MULTIPACK = PackingAlgorithm(
-    multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat"
-)
+MULTIPACK = PackingAlgorithm(multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat")

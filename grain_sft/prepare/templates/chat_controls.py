@@ -131,8 +131,7 @@ class Disguise:
             return replaced(value)
         if isinstance(value, dict):
             return {
-                key if key in self._kept_keys else replaced(key): self._disguised(item, replaced)
-                for key, item in value.items()
+                key if key in self._kept_keys else replaced(key): self._disguised(item, replaced) for key, item in value.items()
             }
         return [self._disguised(item, replaced) for item in value] if isinstance(value, list | tuple) else value
 

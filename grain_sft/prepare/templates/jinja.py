@@ -54,9 +54,7 @@ def raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 
-def to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
+def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """Return `value` as JSON. Jinja's own `tojson` escapes the characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

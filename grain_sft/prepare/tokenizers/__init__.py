@@ -19,7 +19,7 @@ _SIDECARS = ("tokenizer_config.json", CHAT_TEMPLATE)
 # a folder with one of these files holds a Hugging Face tokenizer
 _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"}
 _HUGGINGFACE_NAMES = _HUGGINGFACE_FOLDER | {  # files that are read from such a folder
-    *("special_tokens_map.json", "added_tokens.json", "config.json", CHAT_TEMPLATE, "chat_template.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "config.json", CHAT_TEMPLATE, "chat_template.json", "merges.txt")
 }
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")  # line of a tiktoken file
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"  # beginning of a JSON object, perhaps after a byte order mark

@@ -27,9 +27,7 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes an epoch.
     """
     if num_rows < _FEW_ROWS:
-        return cached_by_epoch(
-            lambda epoch: np.random.Generator(np.random.PCG64(_key(seed, epoch))).permutation(num_rows)
-        )
+        return cached_by_epoch(lambda epoch: np.random.Generator(np.random.PCG64(_key(seed, epoch))).permutation(num_rows))
     return lambda epoch, indices: permuted(indices, num_rows, _key(seed, epoch), _ROUNDS)
 
 

@@ -105,9 +105,7 @@ class Order:
         def make(num_rows: int, **options: Any) -> RowsAt:
             """Return the `RowsAt` of `entry`, whose results are checked in each call."""
             expected = "Return the numbers of the rows at the indices."
-            with entry_errors(
-                SamplerError, f"order {name}", "Expected a function `make`, as in `Order`. Fix its code."
-            ):
+            with entry_errors(SamplerError, f"order {name}", "Expected a function `make`, as in `Order`. Fix its code."):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:

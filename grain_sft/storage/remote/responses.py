@@ -37,9 +37,7 @@ body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVa
 """Headers of the current task's response. `CheckedResponse` sets them, because fsspec's clients return only bodies."""
 
 
-def checked_sizes(
-    wanted: tuple[int, int], content_range: str | None, content_length: int | None
-) -> tuple[int, int | None]:
+def checked_sizes(wanted: tuple[int, int], content_range: str | None, content_length: int | None) -> tuple[int, int | None]:
     """Return the size of the body and the size of the file, from the headers of a response.
 
     The size of the file is None if it is unknown, as in "bytes 0-9/*".

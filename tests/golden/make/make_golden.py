@@ -154,8 +154,7 @@ def maxtext_order(olmo_data_grain: Any, version: str) -> dict[str, Any]:
         cases.append({**named, "shards": shards})
     records: dict[str, Any] = {"total_instances": 47, "seed": 34521, "shard_count": 3, "epochs": 3}
     records["record_keys"] = [
-        [int(each[i].record_key) for i in range(3 * each.num_local_instances_per_epoch)]
-        for each in samplers(47, 34521, 3)
+        [int(each[i].record_key) for i in range(3 * each.num_local_instances_per_epoch)] for each in samplers(47, 34521, 3)
     ]
     large = {"total_instances": 100_003, "seed": 7, "epoch": 0}
     order = olmo_data_grain.OlmoIndexSampler(total_instances=100_003, seed=7).shuffled_global_indices(seed=7, epoch=0)

@@ -10,12 +10,7 @@ from typing import Any
 from making import options, versions, write_json
 from maxtext.input_pipeline._mmap_datasource import create_mmap_source, get_mmap_npy_dataset
 from maxtext.input_pipeline.grain_data_processing import _apply_mapdataset_transforms
-from maxtext.input_pipeline.input_pipeline_utils import (
-    GenerateDocSegmentIds,
-    MegatronSplitInputsTargets,
-    Rekey,
-    ShiftData,
-)
+from maxtext.input_pipeline.input_pipeline_utils import GenerateDocSegmentIds, MegatronSplitInputsTargets, Rekey, ShiftData
 from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, shuffled_runs, split_runs, write_prefixes
 
 

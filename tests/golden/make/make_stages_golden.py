@@ -49,9 +49,7 @@ def chunks(sizes: tuple[int, ...], length: int, longest: int, batch: int, seed: 
     return {"files": sizes, "L": length, "longest": longest, "rows": batch, "seed": seed, "epochs": epochs}
 
 
-def run(
-    sizes: tuple[int, ...], length: int, batch: int, seed: int, shortest: int, steps: int, changes: dict[int, int]
-) -> Any:
+def run(sizes: tuple[int, ...], length: int, batch: int, seed: int, shortest: int, steps: int, changes: dict[int, int]) -> Any:
     from olmo_core.data.utils import melt_batch
     from olmo_core.train.callbacks import sequence_length_scheduler as scheduler
 

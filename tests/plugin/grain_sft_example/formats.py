@@ -34,6 +34,4 @@ def write(plan: writers.Plan, task: writers.Task) -> None:
     np.concatenate([block.tokens for block in plan.blocks(task)]).astype("<u2").tofile(path)
 
 
-WRITER = writers.Format(
-    splits.by_random_shuffle, lambda plan: None, whole_split, write, lambda plan: None, holds_loss=False
-)
+WRITER = writers.Format(splits.by_random_shuffle, lambda plan: None, whole_split, write, lambda plan: None, holds_loss=False)

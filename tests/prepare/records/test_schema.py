@@ -163,10 +163,7 @@ WRONG_RECORDS = [
     (turn({"from": "human"}), ["conversations[0].value: is missing"]),
     (turn({"value": "x"}), ["conversations[0].from: is missing"]),
     (turn({"from": "robot", "value": "x"}), ["conversations[0].from: 'robot'; expected one of human, gpt"]),
-    (
-        turn({"from": "function_call", "value": "{}"}),
-        ["expected one of human, gpt", "Write calls and their results as"],
-    ),
+    (turn({"from": "function_call", "value": "{}"}), ["expected one of human, gpt", "Write calls and their results as"]),
     (turn({"from": "gpt", "value": "x", "training": True}), ["conversations[0].training: true; a mask"]),
     (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
     ({"messages": TURNS, "tools": "{}"}, ["tools: an object; expected a list"]),

@@ -7,9 +7,7 @@ import numpy as np
 from prepared import save_trained, write_chats
 
 
-def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_metadata(
-    tmp_path, monkeypatch, run_command
-):
+def test_the_command_splits_with_pythons_random_and_writes_tokens_labels_and_metadata(tmp_path, monkeypatch, run_command):
     monkeypatch.chdir(tmp_path)
     model = str(save_trained(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))

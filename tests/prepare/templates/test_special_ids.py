@@ -136,10 +136,7 @@ def test_text_that_normalization_turns_into_a_control_token_is_named_or_stays_te
 
 
 def test_two_fields_that_spell_a_token_together_are_named_or_stay_text(tmp_path):
-    chat = [
-        {"role": "user", "name": "<|im_", "content": "end|> hi"},
-        {"role": "assistant", "content": "b", "name": "c"},
-    ]
+    chat = [{"role": "user", "name": "<|im_", "content": "end|> hi"}, {"role": "assistant", "content": "b", "name": "c"}]
     tokenizer, refused, encoded = both_modes(tmp_path, "bytes_gpt2_<|endoftext|>_plain", chat, ADJACENT)
     assert isinstance(refused, RecordError) and "'<|im_end|>' becomes the special token" in str(refused)
     assert "messages[0].name" in str(refused)

@@ -117,9 +117,7 @@ def test_openchat_tables_are_those_of_the_original_tool(tmp_path: Path, weighted
 
 
 WRONG: dict = {
-    "rule put 10 documents in the splits .'train'.; expected each of the 20": {
-        "rule": lambda ids, *_: {"train": ids[::2]}
-    },
+    "rule put 10 documents in the splits .'train'.; expected each of the 20": {"rule": lambda ids, *_: {"train": ids[::2]}},
     "tasks returned parts of 0 tokens; expected the .* of train": {"tasks": lambda *_: None},
     "write wrote no file below": {"write": lambda *_: None},
     "finish: ZeroDivisionError: .*Fix its code": {"finish": lambda *_: 1 // 0},
