@@ -76,8 +76,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
         def call(*args: Any, **arguments: Any) -> None:
             for former in names.keys() & arguments.keys():
                 if names[former] in arguments:
-                    problem = f"{former}= and {names[former]}= are the same argument"
-                    raise WrongTypeError(f"{problem}. Pass {names[former]}= only.")
+                    raise WrongTypeError(f"{former}= and {names[former]}= are the same argument. Pass {names[former]}= only.")
                 warnings.warn(f"{former}= is now {names[former]}=.", DeprecationWarning, stacklevel=2)
                 arguments[names[former]] = arguments.pop(former)
             function(*args, **arguments)

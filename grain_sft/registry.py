@@ -104,8 +104,7 @@ class Registry(Generic[Entry]):
     def _check_base(self, name: str, kind: type) -> None:
         if not issubclass(kind, self._base):
             expected = f"a subclass of {self._base.__module__.partition('.')[0]}'s {self._base.__name__}"
-            found = f"{self._noun} {name!r} is of class {kind.__name__}"
-            raise self._error(f"{found}; expected {expected}. Derive it from that.")
+            raise self._error(f"{self._noun} {name!r} is of class {kind.__name__}; expected {expected}. Derive it from that.")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -25,8 +25,7 @@ def check_stages(config: Section, where: str) -> None:
     sampler = config.get("sampler")
     if isinstance(sampler, Mapping) and "schedule" in sampler:
         why = "its steps could count from the start of the run or of a stage"
-        fix = "Move it into a stage, or make each change a stage"
-        raise ConfigError(f"{where}: sampler.schedule with stages: {why}. {fix}.")
+        raise ConfigError(f"{where}: sampler.schedule with stages: {why}. Move it into a stage, or make each change a stage.")
 
 
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:

@@ -29,8 +29,7 @@ class ContextOrder:
     def __post_init__(self) -> None:
         as_integer("load_balanced_shards", self.shards, 1, PipelineError)
         if self.shards % 2 and self.shards != 1:
-            expected = "expected an even number, or 1 for the natural order"
-            raise PipelineError(f"load_balanced_shards={self.shards}: {expected}.")
+            raise PipelineError(f"load_balanced_shards={self.shards}: expected an even number, or 1 for the natural order.")
 
     def check(self, length: int) -> None:
         """Raise a PipelineError if rows of `length` tokens cannot be cut into equal chunks."""

@@ -170,8 +170,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     if (counts != 1).any():
         at = document[(counts != 1).argmax()]
         found, expected = (np.count_nonzero(each == at) for each in (document[number], document))
-        problem = f"{where} has document {at} in {found} pieces; expected {expected}, with no token twice"
-        raise LayoutError(f"{problem}. {reason}")
+        raise LayoutError(f"{where} has document {at} in {found} pieces; expected {expected}, with no token twice. {reason}")
     return document[number]
 
 

@@ -40,8 +40,7 @@ class PaddedLayout(Layout):
         self.highest_token = corpus.documents.highest_token
         self._document: Ints = np.flatnonzero(length >= self.min_tokens)
         if not len(self._document):
-            problem = f"no document of {len(length)} has {self.min_tokens} tokens or more"
-            raise LayoutError(f"{problem}. Give a smaller min_tokens.")
+            raise LayoutError(f"no document of {len(length)} has {self.min_tokens} tokens or more. Give a smaller min_tokens.")
         whole = length[self._document]
         self._length = np.minimum(whole, self.sequence_length)
         self._start = start[self._document] + (whole - self._length if keep == "last" else 0)

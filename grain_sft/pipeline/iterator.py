@@ -101,8 +101,7 @@ class PipelineIterator(StepIterator[Element]):
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or _STEP not in state:
-            problem = f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'"
-            raise PipelineError(f"{problem}. Give a saved state.")
+            raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'. Give a saved state.")
         for name in (_AMENDMENTS, _STAGES):
             texts = state.get(name) or []
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):

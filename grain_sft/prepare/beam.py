@@ -127,8 +127,7 @@ class Pipelines(Runner):
             fix = "The runner's log may name the cause. Start again to continue"
             raise PrepareError(f"the Beam pipeline failed ({problem}). {fix}.") from error
         if not files.exists(path):
-            fix = "Give an output that all workers can write to"
-            raise PrepareError(f"{path}: missing after the Beam pipeline. {fix}.")
+            raise PrepareError(f"{path}: missing after the Beam pipeline. Give an output that all workers can write to.")
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:

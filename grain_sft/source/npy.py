@@ -82,8 +82,7 @@ class NpyDataSource(RowSource):
         if hasattr(corpus, "parts"):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         if corpus.of_pairs and not layout.of_pairs:
-            problem = f"{layout!r}: would train on the pairs' rejected responses"
-            raise LayoutError(f"{problem}. Use the layout of kind pairs.")
+            raise LayoutError(f"{layout!r}: would train on the pairs' rejected responses. Use the layout of kind pairs.")
         if corpus.weights and not layout.takes_weights:
             problem = f"{layout!r}: the corpus is a blend of weights {corpus.weights}"
             fix = "Leave the weights out, make a mixture of the prefixes, or use the layout of kind megatron_gpt"

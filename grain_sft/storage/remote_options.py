@@ -50,8 +50,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if unit is not None and unit < SMALLEST_UNIT:
             raise CorpusError(f"cache {folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
-            problem = f"cache {folder}: max_bytes is {max_bytes}"
-            raise CorpusError(f"{problem}; expected at least {least}, the size of two units.")
+            raise CorpusError(f"cache {folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units.")
         for name, value in (("folder", folder), ("max_bytes", max_bytes), ("unit", unit)):
             msgspec.structs.force_setattr(self, name, value)
 

@@ -143,8 +143,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     listed = set(token_files)
     for path, token_file in token_file_of.items():
         if token_file not in listed:
-            problem = f"{path}: belongs to the token file {token_file}, which is not among the files"
-            raise CorpusError(f"{problem}. Name both.")
+            raise CorpusError(f"{path}: belongs to the token file {token_file}, which is not among the files. Name both.")
     if not parts:
         raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     forms = dict.fromkeys(form for form, _ in split_at)

@@ -48,8 +48,7 @@ class Index(Format):
         """Open this project's index or MaxText's. Refuse `options` with another dtype or EOS id than the index states."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
-            problem = f"{found}: split={options.split!r}: an index takes no split"
-            raise CorpusError(f"{problem}. Build the index with this split.")
+            raise CorpusError(f"{found}: split={options.split!r}: an index takes no split. Build the index with this split.")
         if data.get("format") == INDEX_FORMAT:
             corpus = _read_own(data, options)
         elif {"format_version", "files"} <= data.data.keys():
@@ -59,8 +58,7 @@ class Index(Format):
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
-            problem = f"{found}: has eos_token_id {corpus.eos_token_id}, but {eos} was given"
-            raise CorpusError(f"{problem}. Leave eos_token_id out.")
+            raise CorpusError(f"{found}: has eos_token_id {corpus.eos_token_id}, but {eos} was given. Leave eos_token_id out.")
         return corpus if eos is None else dataclasses.replace(corpus, eos_token_id=eos)
 
 

@@ -255,8 +255,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
         raise
     except Exception as error:  # for damaged files, pyarrow raises its own errors, MemoryErrors and OSErrors
         text = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
-        problem = f"{path}: can't be read as Parquet after row {first - 1} ({text})"
-        raise CorpusError(f"{problem}. Copy the file again.") from error
+        raise CorpusError(f"{path}: can't be read as Parquet after row {first - 1} ({text}). Copy the file again.") from error
 
 
 def _decode(path: str, first: int, batch: Any) -> _Rows:

@@ -83,8 +83,7 @@ def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
         transform = "split_pairs" if trainer.of_pairs else "shift_targets"
-        problem = f"batches lack {missing}, which MaxText needs"
-        raise PipelineError(f"{where}: {problem}. Add {transform} as the last transform.")
+        raise PipelineError(f"{where}: batches lack {missing}, which MaxText needs. Add {transform} as the last transform.")
     for key, width in expected.items():
         if widths[key] != width:
             theirs, ours = "max_target_length", f"sequence_length: {config.max_target_length}"

@@ -78,8 +78,7 @@ class Recipe:
         if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
         if self.split is not None and not self.traits.splits:
-            problem = f"{self.variant} does not split documents"
-            raise LayoutError(f"document_split={self.split[0]!r}: {problem}. Give corpus.split.")
+            raise LayoutError(f"document_split={self.split[0]!r}: {self.variant} does not split documents. Give corpus.split.")
 
     @property
     def traits(self) -> Variant:

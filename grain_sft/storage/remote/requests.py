@@ -128,8 +128,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
     finally:
         body_headers.reset(token)
     if len(data) > stop - start:
-        problem = f"the server sent {len(data)} bytes instead of bytes {start} to {stop}"
-        raise retries.RefusedBodyError(f"{problem}: {NO_RANGES}")
+        raise retries.RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
     if headers.size is not None:
         expected = max(0, min(stop, headers.size) - start)
         if len(data) != expected:

@@ -74,8 +74,7 @@ def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
         return kind(text) if text else default
     except ValueError as error:
         expected = "an integer" if kind is int else "a number"
-        found = f"${variable} is {text!r}"
-        raise StorageError(f"{found}: expected {expected}, such as {default}. Fix or unset it.") from error
+        raise StorageError(f"${variable} is {text!r}: expected {expected}, such as {default}. Fix or unset it.") from error
 
 
 class WrongBodyError(Exception):
