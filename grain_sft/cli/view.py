@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 
-from grain_sft.cli.arguments import Parser, at_least, check_output, not_negative, open_config, open_stage
+from grain_sft.cli.arguments import Parser, at_least, not_negative, open_config, open_stage
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
@@ -64,7 +64,8 @@ def run_report(options: argparse.Namespace) -> None:
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    check_output(options.output, inputs=[options.config])
+    if options.output:  # `open_stage` refuses an empty name
+        files.check_inputs_stay(options.output, [options.config])
     if options.output == f"{base}.json":
         fault = "the page would replace the file of its numbers, which has the same name"
         raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
