@@ -200,11 +200,12 @@ class ChatPieces(Encoder):
 
 
 def _mask(encoded: Any, spans: Spans, controls: list[Control]) -> npt.NDArray[np.bool_]:
-    """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span, or as a control is in a span.
+    """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span; a control, if it begins there.
 
     Only the tokens at the ends of spans are looked up, because to read all offsets takes half as long as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
+    begins = [start for _, start, stop in controls if start < stop]
     for start, stop in spans:
         if start == stop:
             continue
@@ -216,8 +217,11 @@ def _mask(encoded: Any, spans: Spans, controls: list[Control]) -> npt.NDArray[np
         # `char_to_token` returns only the first token of a character; a character may have a token for each byte
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
+        # a control before the span may have the span's first spaces (`rstrip`), and a control after it the last (`lstrip`)
+        before, after = bisect.bisect_left(begins, start) - 1, bisect.bisect_left(begins, stop)
+        if before >= 0 and encoded.char_to_token(begins[before]) == first:
+            first += 1
+        if after < len(begins) and encoded.char_to_token(begins[after]) == last:
+            last -= 1
         loss[first : last + 1] = True
-    for _, start, stop in controls:  # with `rstrip`, the token of a control has the first spaces of the span after it
-        if start < stop and not any(first <= start < last for first, last in spans):
-            loss[encoded.char_to_token(start)] = False
     return loss
