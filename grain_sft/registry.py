@@ -146,10 +146,14 @@ def is_ours(entry: Any) -> bool:
 
 def code_sha256(entry: Any) -> str | None:
     """Return the SHA-256 of an entry's file or, without a file as in a notebook, of a function's code; None for our entries."""
+    if is_ours(entry):
+        return None
     file = Path(getattr(sys.modules.get(entry.__module__), "__file__", None) or "")
+    if file.is_file():
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    function = getattr(entry, "__code__", None)
     # format 2, because the bytes of later formats depend on the process
-    code = file.read_bytes() if file.is_file() else marshal.dumps(getattr(entry, "__code__", None), 2)
-    return None if is_ours(entry) or code == marshal.dumps(None, 2) else hashlib.sha256(code).hexdigest()
+    return None if function is None else hashlib.sha256(marshal.dumps(function, 2)).hexdigest()
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

@@ -137,6 +137,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 def _rows_of_failing_filter(stage: Pipeline, step: int) -> set[int]:
     """Return the rows of this host's batch from which an `NgramFilter` removed the loss."""
     rows = set[int]()
+    if not any(trait(transform, "filters_repetition") for transform in stage.transforms):
+        return rows
     element = stage.source_at(step).read(stage.sampler.rows(step))
     for transform in stage.transforms:
         tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in element else _SOURCE_KEYS[:2]
