@@ -6,4 +6,5 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import check_choice
 from grain_sft.corpus.array_file import scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
-from grain_sft.types import Array, Ints
+from grain_sft.types import Array, Bools, Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
@@ -30,7 +29,7 @@ class LossValues:
 
     dtype: np.dtype[Any]
     expected: str  # description of valid values, for error messages
-    find_invalid: Callable[[Array, Array], npt.NDArray[np.bool_]]
+    find_invalid: Callable[[Array, Array], Bools]
     """Function that returns a mask of the invalid values, given the values and the tokens that they belong to."""
     no_loss: int = 0  # value of a token that takes no loss
     weighted: bool = False  # whether values are weights
@@ -160,7 +159,7 @@ class LossReader:
         width = raw.itemsize
         self._readers[kind].gather(shard, start, place * width, length * width, raw.data.cast("B"))
         if not values.weighted:
-            takes_loss: npt.NDArray[np.bool_] = raw != values.no_loss
+            takes_loss: Bools = raw != values.no_loss
             return takes_loss
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
             index = int(np.flatnonzero(values.find_invalid(raw, raw))[0])

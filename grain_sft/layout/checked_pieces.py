@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, check_type
 from grain_sft.corpus import CorpusData, Documents
@@ -12,9 +11,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.pieces import Pieces, expand_counts
 from grain_sft.layout.traits import Traits
 from grain_sft.registry import entry_errors, is_ours, name_of
-from grain_sft.types import Ints
-
-Bools = npt.NDArray[np.bool_]
+from grain_sft.types import Bools, Ints
 
 
 def check_layout(layout: Traits) -> None:

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Documents
 from grain_sft.layout.layout import Layout
-from grain_sft.types import Ints
+from grain_sft.types import Bools, Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +132,7 @@ def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
     return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
 
 
-def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
+def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, Bools, Ints]]:
     """Yield (name, part, mask, numbers) for each part of a layout, ordered as in `parts_by_documents`.
 
     `documents`, int64 [n], are numbers in `layout`. `mask`, bool [n], is True for the documents of the part. `numbers` are the

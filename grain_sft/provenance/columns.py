@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import grain
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, LossReader
 from grain_sft.errors import CorpusError, RowIndexError
@@ -13,7 +12,7 @@ from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
-from grain_sft.types import Ints
+from grain_sft.types import Bools, Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
 # Mean length of pieces, in tokens, from which on a loop over the pieces is faster than `reduceat`. For 4,000 pieces of 2,000
@@ -189,7 +188,7 @@ class TrainableTokens:
         return element
 
 
-def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
+def _count(loss: Bools, offsets: Ints, lengths: Ints) -> Ints:
     """Return the number of True elements in `loss[offset : offset + length]` for each offset and length."""
     borders = np.stack([offsets, offsets + lengths], axis=1)
     if len(loss) >= _LONG_PIECE * len(offsets):

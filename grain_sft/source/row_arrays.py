@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.layout import Pieces
 from grain_sft.source.arrays import Int32s
-from grain_sft.types import Array, Ints
+from grain_sft.types import Array, Bools, Ints
 
 
 def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
@@ -62,7 +61,7 @@ def _arange(size: int) -> Int32s:
 
 
 @functools.lru_cache(maxsize=8)
-def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
+def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, Bools]:
     """Return four read-only arrays [rows, length] for rows that have one segment each and no padding.
 
     The arrays are segment ids, positions from `first` on, segment ids of targets, and a mask of True.

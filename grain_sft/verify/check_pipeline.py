@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import GrainSftError
@@ -18,10 +17,10 @@ from grain_sft.pipeline import Pipeline, batch_of_arrays, takes_loss, why_no_los
 from grain_sft.source import Element
 from grain_sft.storage import artifact
 from grain_sft.transforms import trait
+from grain_sft.types import Array, Bools
 from grain_sft.verify.finding import Report
 
-Arrays = Mapping[str, npt.NDArray[Any]]
-Bools = npt.NDArray[np.bool_]
+Arrays = Mapping[str, Array]
 
 _FIRST_STEPS = 8  # in one of these first steps, a target must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.errors import LayoutError
 from grain_sft.registry import entry_errors, is_ours
-from grain_sft.types import Ints
+from grain_sft.types import Bools, Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -63,7 +62,7 @@ class PackedRows(NamedTuple):
                 raise LayoutError(f"algorithm {options.algorithm}: its rows have {fault}{where}. Fix the algorithm.")
         return rows
 
-    def _faults(self, lengths: Ints, options: PackingOptions, batch_rows: int) -> dict[str, npt.NDArray[np.bool_]]:
+    def _faults(self, lengths: Ints, options: PackingOptions, batch_rows: int) -> dict[str, Bools]:
         """Return {text of a fault: mask of the pieces or rows that have it}."""
         document, offset, length, ends = self
         counts, stop = np.diff(ends, prepend=0), offset + length

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.registry import entry_errors, name_of
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 CacheDir = str | os.PathLike[str] | None
 RowsAt = Callable[[int, Ints], Ints]
@@ -132,7 +131,7 @@ class Order:
         return dataclasses.replace(entry, make=make)
 
 
-def _check_permutation(rows: npt.NDArray[Any], num_rows: int, where: str) -> None:
+def _check_permutation(rows: Array, num_rows: int, where: str) -> None:
     if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
         raise SamplerError(
             f"{where}: expected each of {num_rows} rows once; found {rows.dtype} of shape {list(rows.shape)} that "
