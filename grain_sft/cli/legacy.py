@@ -102,7 +102,6 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
         except PrepareError:
             if vocab_size == VOCAB_SIZES[-1]:
                 raise
-    how = f"trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found"
-    print(f"tokenizer {trained}: {how}.")
+    print(f"tokenizer {trained}: trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found.")
     print(f"          If your model has a tokenizer, give its path with --tokenizer or ${TOKENIZER_VARIABLE}.")
     return trained

@@ -23,7 +23,8 @@ MAXTEXT_VERSION = "1"
 def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None, tokenizer: str | None) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
-        raise CorpusError(f"{path}: can't index materialized rows. Open {os.path.dirname(corpus.shards[0].path)}.")
+        folder = os.path.dirname(corpus.shards[0].path)
+        raise CorpusError(f"{path}: can't index materialized rows. Open their folder, which is as fast: {folder}.")
     check_choice("format", format, ("grain_sft", "maxtext"), CorpusError)
     files.check_inputs_stay(path, (file.path for file in corpus.files()))
     data = _own_json(corpus, path) if format == "grain_sft" else _maxtext_json(corpus, sequence_length, tokenizer)

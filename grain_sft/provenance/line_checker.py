@@ -177,8 +177,7 @@ class LineChecker:
             self._report(f"step={step}, but {missing}; expected at most {most}.")
         for change in self._added:
             if change.first_step < step:
-                added = f"{change.kind} that it did not have before: {change}"
-                self._report(f"the run continues at step {step} with {added}.")
+                self._report(f"the run continues at step {step} with {change.kind} that it did not have before: {change}.")
         self._added = []
         self._needed = None
         if self._compare(fields, self._position.events.resume(step)):

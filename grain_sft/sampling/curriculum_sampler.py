@@ -141,8 +141,7 @@ class CurriculumSampler(EpochSampler):
 
     def _key(self, seed: int) -> str:
         rows = f"buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}"
-        order = f"seed={seed}, {self._curriculum_text}, shuffle={self.shuffle}"
-        return f"CurriculumSampler({rows}, {order}, epochs={self.epochs})"
+        return f"CurriculumSampler({rows}, seed={seed}, {self._curriculum_text}, shuffle={self.shuffle}, epochs={self.epochs})"
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:

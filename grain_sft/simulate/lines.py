@@ -47,11 +47,8 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (cache := figures["cache"]) is not None:
         hits, misses = cache["hits"]["mean"], cache["misses"]["mean"]
         hit_rate = hits / max(1.0, hits + misses)
-        size = _size_text(cache["bytes"]["mean"])
-        yield (
-            "shard cache",
-            f"{hit_rate:.1%} of blocks are found, {size} on a host ({_count(cache['hosts'], 'host')} simulated)",
-        )
+        size, hosts = _size_text(cache["bytes"]["mean"]), _count(cache["hosts"], "host")
+        yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({hosts} simulated)"
     if (start_up := figures["start"]) is not None:
         opening = "without the requests that open the corpus, because its files are local"
         if not figures["as_bucket"]:
@@ -120,6 +117,5 @@ def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Map
     if need >= 10:
         answer = f"{need:,.0f} of {limit:,.12g} {unit} ({need / limit:.1%})."
     if need > limit:
-        option = f"--{limit_name.replace('_', '-')}"
-        answer += f" Give a cache, larger reads, a longer step, or the real limit with {option}."
+        answer += f" Give a cache, larger reads, a longer step, or the real limit with --{limit_name.replace('_', '-')}."
     return {"asked": asked, "enough": need <= limit, "answer": answer}

@@ -79,11 +79,16 @@ def verify(
                 check_plan_file(report, path, opened)
             else:
                 check_corpus(report, opened, path, vocab_size)
-                other = os.path.join(path, "val")
-                if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-                    sentence = "only the training split was checked. Check the validation split: grain-sft verify"
-                    report.note("files", path, f"{sentence} {other}")
+                _note_other_split(report, path)
     return report
+
+
+def _note_other_split(report: Report, path: str) -> None:
+    """If `path` has two splits, add a note that only the training split was checked."""
+    other = os.path.join(path, "val")
+    if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
+        sentence = f"only the training split was checked. Check the validation split: grain-sft verify {other}"
+        report.note("files", path, sentence)
 
 
 def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:

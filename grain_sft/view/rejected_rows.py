@@ -68,7 +68,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
             repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))
     first, period, times = max(repetitions, key=lambda each: (each[2] >= repeats, each[1] * each[2]))
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
-    joined = "".join(f" ⟨{token}⟩" if (text := texts.text(token)) is None else text for token in ids)
+    raw_texts = [(token, texts.text(token)) for token in ids]
+    joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)
     # joins the bytes of a character that several tokens share
     whole = joined.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}

@@ -133,8 +133,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     first_dtype = scans[0][1]
     for shard, shard_dtype in scans:
         if shard_dtype != first_dtype:
-            others = f"those of {parts[0].tokens} are {first_dtype.name}"
-            problem = f"{shard.path}: its tokens are {shard_dtype.name}, but {others}"
+            problem = f"{shard.path}: its tokens are {shard_dtype.name}, but those of {parts[0].tokens} are {first_dtype.name}"
             raise CorpusError(f"{problem}. A corpus has one dtype: convert one of them, or open two corpora.")
     shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None

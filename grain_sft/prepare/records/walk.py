@@ -161,4 +161,4 @@ def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str
         entries = json.loads(files.read_text(path)).get(key) or ()
         return [str(entry[name_key]) if isinstance(entry, dict) else str(entry) for entry in entries]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise CorpusFileError(f"{path}: can't be read as a file of the library datasets ({error}). Copy it.") from error
+        raise CorpusFileError(f"{path}: can't be read as a file of the library datasets ({error}). Copy it again.") from error

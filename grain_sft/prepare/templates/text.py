@@ -32,7 +32,7 @@ class Text(PiecesTemplate):
         for name in ("fim_split_sample", "fim_no_prefix"):
             form, text = options.normalize, getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
-                raise PrepareError(f"{name}: {text!r} is not {form}, so no text has it. Leave out normalize.")
+                raise PrepareError(f"{name}: {text!r} is not {form}, so no normalized text has it. Leave out normalize.")
         # texts must not spell special tokens, except `fim_split_sample`, which divides a text into parts
         self.special = SpecialText(self.special.spellings - {options.fim_split_sample})
         if self._fim is not None:

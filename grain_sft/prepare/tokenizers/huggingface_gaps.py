@@ -38,8 +38,7 @@ def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
         character = next((char for char in dict.fromkeys(text) if _fails(tokenizer, char)), None)
         if character is not None:
             failure = f"encode the character {character!r} in {where}"
-    fix = "Remove it, or use a tokenizer with a token for unknown characters"
-    return RecordError(f"the tokenizer can't {failure}. {fix}.")
+    return RecordError(f"the tokenizer can't {failure}. Remove it, or use a tokenizer with a token for unknown characters.")
 
 
 def _fails(tokenizer: Any, text: str) -> bool:

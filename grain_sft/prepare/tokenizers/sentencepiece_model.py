@@ -64,7 +64,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`. One thread encodes, because a preparation has a process for each core."""
-        return list(self._processor.encode(list(texts), num_threads=1))
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
+        return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays. These are 5 % faster than lists."""
