@@ -216,7 +216,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the description and files of the tokenizer at `path`; by default of the tokenizer in the corpus's folder.
 
-    Without a tokenizer, make the description from the metadata and the highest token id of the corpus.
+    Without a tokenizer, make the description from the metadata and the highest id of the corpus.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:
@@ -229,11 +229,12 @@ def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[s
         return tokenizer.description(), tokenizer.files()
     corpus = documents.corpora[0]
     blocks = (block for ids in documents.ids.values() for block in documents.blocks(ids))
-    highest_token = max((int(block.tokens.max(initial=0)) for block in blocks), default=0)
+    highest_tokens = (int(block.tokens.max(initial=0)) for block in blocks)
+    highest_id = max(corpus.eos_token_id or 0, corpus.pad_token_id or 0, *highest_tokens)
     description = {
         "kind": "unknown",
         "sha256": corpus.tokenizer_sha256,
-        "vocab_size": highest_token + 1,
+        "vocab_size": highest_id + 1,
         "eos_token_id": corpus.eos_token_id,
         "pad_token_id": corpus.pad_token_id,
     }

@@ -62,7 +62,8 @@ def errors_named(what: str) -> Iterator[None]:
         yield
     except GrainSftError:
         raise
-    except (ArrowException, OSError, ValueError, OverflowError) as error:  # OverflowError: a date after the year 9999
+    # OverflowError: a date after the year 9999; KeyError: an unknown time zone
+    except (ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise CorpusFileError(f"{what} ({error}). Write the file again.") from error
 
 

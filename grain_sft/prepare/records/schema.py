@@ -238,11 +238,11 @@ SCHEMAS: Mapping[str, Schema] = {
     "alpaca": Schema(_parse_alpaca, (*_ALPACA, "input", "system", "history"), (), _ALPACA),
     "prompt_completion": Schema(_parse_prompt_completion, (*_PAIR, "system", "tools"), _ROLE_CONTENT, _PAIR),
     "preference": Schema(_parse_preference, (*_PREFERENCE, "prompt", "system", "tools"), _ROLE_CONTENT, _PREFERENCE),
-    "text": Schema(lambda record: Conversation((Message(DOCUMENT, text_of(record, "text")),)), ("text",)),
+    "text": Schema(lambda record: Conversation((Message(DOCUMENT, text_of(record, "text")),)), ("text",), (), ("text",)),
 }
 
 _SIGNS = {name: frozenset(schema.signs) for name, schema in SCHEMAS.items() if schema.signs}
-_ALL_KEYS = (*(key for schema in SCHEMAS.values() for key in schema.signs), "text")
+_ALL_KEYS = tuple(key for schema in SCHEMAS.values() for key in schema.signs)
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
     "(OpenChat), 'chosen' and 'rejected', or 'text'"
@@ -254,11 +254,11 @@ def _detect(record: Record) -> str:
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
     # Parquet and some tools write null for absent keys, so schemas whose signs are not null take precedence
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
-    if len(filled) > 1:
+    if len(filled) > 1 and filled[1] != "text":  # a text next to the keys of another schema is metadata
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
-    if present or "text" in record:
-        return (filled or present or ["text"])[0]
+    if present:
+        return (filled or present)[0]
     hints = [command_for(record), *(suggestion(key, _ALL_KEYS) for key in record), _NAME_THEM]
     hint = next(hint for hint in hints if hint)
     raise RecordError(f"the record's keys are {_keys(record)}; expected {_EXPECTED}.{hint}")

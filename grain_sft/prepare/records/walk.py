@@ -24,7 +24,7 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split by the name of a folder, or by the first word of a file's name, as in `dev-00001.jsonl`."""
+"""Split by a word in the name of a folder or a file, as in `partial-train` or `c4-validation.00000.json.gz`."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
@@ -85,8 +85,7 @@ def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
     """Refuse files of several splits. `folders_of` has the folders above each file, by the path of the file."""
     examples: dict[str, str] = {}
     for path, folders in folders_of.items():
-        first_word = re.split("[-_.]", files.name_of(path))[0]
-        for word in (*folders, first_word):
+        for word in re.split("[-_. ]", "-".join((*folders, files.name_of(path)))):
             if split := _SPLITS.get(word.lower()):
                 examples.setdefault(split, path)
     if len(examples) > 1:

@@ -76,10 +76,11 @@ def test_corpora_that_were_prepared_are_not_inputs(tmp_path, client):
 SPLITS = [
     (("a/train/1", "b/train/2", "a/other/x", "c/Training/3"), ("a/val/1", "b/eval/2"), "train and validation"),
     (("train-00000-of-00002", "train-00001-of-00002", "more"), ("test-00000-of-00001",), "test and train"),
+    (("a/partial-train/0", "c4-train.00000-of-00001"), ("c4-validation.00000-of-00001",), "train and validation"),
 ]
 
 
-@pytest.mark.parametrize(("one", "other", "splits"), SPLITS, ids=["folders", "files"])
+@pytest.mark.parametrize(("one", "other", "splits"), SPLITS, ids=["folders", "files", "words"])
 def test_files_of_several_splits_are_not_mixed(tmp_path, one, other, splits):
     """Repositories of datasets have a folder for each split, or the files of all splits in one folder."""
     files_in(tmp_path, [f"{name}.jsonl" for name in one])

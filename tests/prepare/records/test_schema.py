@@ -50,7 +50,7 @@ INFERRED = [
     ({"instruction": "u", "output": "a", "history": [["q", "r"], ["2", "3"]]}, ["q", "r", "2", "3", "u", "a"]),
     ({"prompt": "u", "completion": "a", "id": 1}, ["u", "a"]),
     ({"prompt": TURNS[1:2], "completion": TURNS[2:]}, ["u", "a"]),
-    ({"text": "u", "meta": {"url": "x"}}, ["u"]),
+    ({"text": "u", "meta": {"url": "x"}, "messages": None}, ["u"]),
 ]
 
 

@@ -54,6 +54,10 @@ def test_splits_of_different_dtypes_keep_their_tokens(tmp_path: Path) -> None:
     for format in ("primer", "megatron"):  # the refused calls leave no unfinished work
         with pytest.raises(PrepareError, match=f"format {format}: token id 70006 does not fit .* uint16"):
             convert(tmp_path / "in", tmp_path / "small", format, tokenizer=str(save_trained(tmp_path)))
+    write_megatron(tmp_path / "padded/a", [[[5]]], dtype="int32")
+    (tmp_path / "padded/corpus.json").write_text('{"format": "grain_sft corpus", "version": 1, "pad_token_id": 70006}')
+    convert(tmp_path / "padded", tmp_path / "out2", "megatron")
+    assert open_corpus(tmp_path / "out2").pad_token_id == 70_006
 
 
 def test_masks_blends_and_unknown_ends_of_documents_are_not_converted(tmp_path: Path) -> None:
