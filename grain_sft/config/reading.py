@@ -220,12 +220,7 @@ def _exists(path: str) -> bool:
 
 
 _ANY_KEY = "*"  # matches any key, such as the name of a source
-_CORPUS: dict[str, Any] = {
-    "path": _locate,
-    "label_mask_paths": _locate,
-    "root": _locate,
-    "tokenizer": _locate_tokenizer,
-}
+_CORPUS: dict[str, Any] = {"path": _locate, "label_mask_paths": _locate, "root": _locate, "tokenizer": _locate_tokenizer}
 _CORPUS["mixture"] = {_ANY_KEY: _CORPUS}
 _PATHS = {
     "corpus": _CORPUS,

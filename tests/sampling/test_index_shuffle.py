@@ -36,7 +36,7 @@ def test_grain_repeats_a_row_of_65537():
     assert index_shuffle(65536, 65536, 9, 8) == index_shuffle(0, 65536, 9, 8)  # if this fails, remove our correction
 
 
-@pytest.mark.parametrize("rows", [1, 3, 700, 70_001])
+@pytest.mark.parametrize("rows", [1, 3, 700, 16_384, 16_385, 70_001])
 def test_order_grain_is_the_order_of_grains_shuffle(rows):
     seed, epochs = 2**32 - 2, 4
     dataset = grain.MapDataset.range(rows).shuffle(seed).repeat(epochs)

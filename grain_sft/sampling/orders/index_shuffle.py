@@ -47,6 +47,11 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
 
 def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) -> Ints:
     """Return `index_shuffle(index, last, key, rounds)` of each of `indices`, int64 [n]. Blocks have `bits` bits."""
+    if last < 1 << bits - 2:  # fewer than a quarter of the blocks are rows, so an index is enciphered many times
+        following = _enciphered(np.arange(1 << bits, dtype=np.uint64), bits // 2, key, rounds).astype(np.int64)
+        while (found := following[indices]).max(initial=0) > last:
+            following = np.where(following > last, following[following], following)  # twice as many times
+        return found
     if len(indices) < _FEW:
         return np.array([index_shuffle(index, last, key, rounds) for index in indices.tolist()], np.int64)
     rows: Ints = np.empty(len(indices), np.int64)
