@@ -19,7 +19,7 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Yield a function that shows on stderr how much of the work is done, and the time that is left."""
-    terminal = sys.stderr.isatty()
+    terminal = is_terminal(sys.stderr)
     work, done_at_begin, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
@@ -51,7 +51,7 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
       Function that changes the name of the work.
     """
     names, ended, began = [what], threading.Event(), time.monotonic()
-    terminal = sys.stderr.isatty()
+    terminal = is_terminal(sys.stderr)
 
     def show() -> None:
         while not ended.wait(1.0 if terminal else EVERY):
@@ -72,9 +72,14 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
     """Yield `results`. If stderr is a terminal, show how many of the `total` results were yielded."""
     with progress_bar() as show:
         for number, result in enumerate(results):
-            if sys.stderr.isatty():
+            if is_terminal(sys.stderr):
                 show(what, number, total)
             yield result
+
+
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal. A stream without the method `isatty`, such as None, is none."""
+    return bool(getattr(stream, "isatty", bool)())
 
 
 def _show(line: str, terminal: bool) -> None:

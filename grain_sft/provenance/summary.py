@@ -21,7 +21,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
       Columns by name, with an entry for each source in the trace, even if an amendment has withdrawn all its tokens.
         source: Name of the source, or its number if it has no name.
         documents: Number of distinct documents; 0 if the layout does not follow documents.
-        segments: Number of segments.
+        segments: Number of segments with tokens of the source.
         tokens: Number of tokens, without those that an amendment has withdrawn.
         share: Share of the tokens of all sources.
         trainable: Number of tokens that take loss; absent if the trace did not count them.
@@ -38,9 +38,11 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         segment_of_line = np.stack([part.step, part.row, part.segment])
         begins_segment = np.ones(len(part), np.bool_)
         begins_segment[1:] = (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0)
+        # a segment of layout `megatron_gpt` has documents of several sources
+        sources_of_segments = np.unique(begins_segment.cumsum() * size + part.source) % size
         added = {
             "documents": np.bincount(part.source[lines_of_new_documents], minlength=size),
-            "segments": np.bincount(part.source[begins_segment], minlength=size),
+            "segments": np.bincount(sources_of_segments, minlength=size),
         }
         tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
         for name, values in (("tokens", tokens), ("trainable", part.trainable)):

@@ -34,6 +34,7 @@ class Piece:
       start, stop: Range of tokens in the file.
       withdrawn: Number of the piece's tokens that are padding at the step of the row, because their document was withdrawn.
       mixed: Whether the run is a mixture of several corpora.
+      column: Index of the piece's first token in its row.
     """
 
     segment: int
@@ -45,6 +46,7 @@ class Piece:
     stop: int
     withdrawn: int = 0
     mixed: bool = False
+    column: int = 0
 
     @property
     def source_record(self) -> str:
@@ -202,6 +204,8 @@ def _arrays(row: Element) -> dict[str, Any]:
 
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     lines = origin.select(origin.instance >= 0).columns()
+    lengths = lines["stop"] - lines["start"]
+    lines["column"] = lengths.cumsum() - lengths
     pieces = []
     for values in zip(*(column.tolist() for column in lines.values()), strict=True):
         line = dict(zip(lines, values, strict=True))
@@ -209,7 +213,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
         source = origin.source_names[line["source"]] if line["source"] >= 0 else ""
         file = origin.paths[line["shard"]]
         tokens = line["start"], line["stop"], line.get("withdrawn", 0)
-        pieces.append(Piece(line["segment"], document, source, record, file, *tokens, mixed=is_mixture))
+        pieces.append(Piece(line["segment"], document, source, record, file, *tokens, is_mixture, line["column"]))
     return tuple(pieces)
 
 
@@ -217,18 +221,16 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
     """Cut `pieces` where the segment changes. `segments` is int64 [n], the batch's segment of each token of the row."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
-    column = 0  # column of the piece's first token
     for piece in pieces:
-        stop_column = column + piece.stop - piece.start
-        inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
-        to_file = piece.start - column
-        for begin, end in itertools.pairwise([column, *inner_borders, stop_column]):
+        to_file = piece.start - piece.column
+        stop_column = piece.stop - to_file
+        inner_borders = borders[(borders > piece.column) & (borders < stop_column)].tolist()
+        for begin, end in itertools.pairwise([piece.column, *inner_borders, stop_column]):
             if begin < len(segments):  # a transform may cut the last columns
                 segment = int(segments[begin])
                 withdrawn = end - begin if piece.withdrawn and segment == 0 else 0
-                tokens = {"start": begin + to_file, "stop": end + to_file}
+                tokens = {"start": begin + to_file, "stop": end + to_file, "column": begin}
                 cut_pieces.append(dataclasses.replace(piece, segment=segment, withdrawn=withdrawn, **tokens))
-        column = stop_column
     return tuple(cut_pieces)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError
 from grain_sft.pipeline import Pipeline
+from grain_sft.progress import is_terminal
 from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_title, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
@@ -43,7 +44,7 @@ def wants_colour() -> bool:
     """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
+    return is_terminal(sys.stdout) or "ipykernel" in type(sys.stdout).__module__
 
 
 def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
@@ -96,7 +97,10 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
     if first < stop:
         tokens = f"tokens {first:,} to {stop - 1:,}, {view.loss[first:stop].sum():,} of {stop - first:,} take loss"
     yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
-    yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
+    for piece in view.pieces:
+        # padding in place of withdrawn documents divides a segment into several runs
+        if piece.segment == segment and piece.column < stop and first < piece.column + piece.stop - piece.start:
+            yield f"  {describe_origin(piece)}"
 
 
 def _token_lines(view: RowView, run: tuple[int, int, int], texts: TokenTexts, colour: bool, width: int) -> Iterator[str]:

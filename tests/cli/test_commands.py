@@ -178,7 +178,7 @@ def test_work_of_unknown_length_shows_how_long_it_has_taken(terminal, monkeypatc
     assert shown.getvalue().endswith("\r\x1b[K" if terminal else " s\n")
 
 
-def test_progress_that_goes_back_shows_no_negative_time_and_a_closed_stderr_stops_no_work(monkeypatch):
+def test_progress_that_goes_back_shows_no_negative_time_and_a_missing_stderr_stops_no_work(monkeypatch):
     shown = Mock(**{"isatty.return_value": False})
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(progress, "EVERY", 1e-9)
@@ -188,6 +188,8 @@ def test_progress_that_goes_back_shows_no_negative_time_and_a_closed_stderr_stop
         assert shown.write.called and "-" not in str(shown.write.call_args_list)
         shown.write.side_effect = BrokenPipeError
         show("Work", 20, 40)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert list(progress.with_progress("ab", 2, "Work")) == ["a", "b"]
 
 
 @pytest.mark.parametrize("closed", [1, 2])

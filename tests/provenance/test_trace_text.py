@@ -1,6 +1,7 @@
 """`grain-sft trace --find` and `--record` find documents by text and by record. Summaries count by source."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -159,13 +160,15 @@ def test_a_summary_counts_by_source(corpus, tmp_path):
     found = summarize(whole)
     assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps), block_rows=2))
     assert [name.rpartition("/")[2] for name in found["source"]] == ["one.jsonl", "two.jsonl"]
-    for number in range(2):
-        here = whole.select(whole.source == number)
-        assert found["documents"][number] == len(set(here.document.tolist()))
+    ones = np.ones_like(whole.row)
+    in_one_segment = dataclasses.replace(whole, step=ones, row=ones, segment=ones)  # as in a long row of layout megatron_gpt
+    for traced, number in itertools.product((whole, in_one_segment), range(2)):
+        here, counted = traced.select(traced.source == number), summarize(traced)
+        assert counted["documents"][number] == len(set(here.document.tolist()))
         keys = zip(here.step.tolist(), here.row.tolist(), here.segment.tolist(), strict=True)
-        assert found["segments"][number] == len(set(keys))
-        assert found["tokens"][number] == (here.stop - here.start).sum()
-        assert found["trainable"][number] == here.trainable.sum() > 0
+        assert counted["segments"][number] == len(set(keys))
+        assert counted["tokens"][number] == (here.stop - here.start).sum()
+        assert counted["trainable"][number] == here.trainable.sum() > 0
     assert sum(found["share"]) == pytest.approx(1)
     left = summarize(dataclasses.replace(whole, withdrawn=np.where(whole.source == 0, whole.stop - whole.start, 0)))
     assert left["documents"] == found["documents"] and left["tokens"] == [0, found["tokens"][1]]

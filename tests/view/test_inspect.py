@@ -16,6 +16,7 @@ from batches import load, sections, write_config
 
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError
+from grain_sft.layout import MegatronGptLayout
 from grain_sft.pipeline import Amendment
 from grain_sft.transforms import ResetAtEod
 from grain_sft.view.rows import describe_origin, segment_runs, view_rows
@@ -144,19 +145,26 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
             views(change)
 
 
-def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a_transform(pipeline):
+def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a_transform(pipeline, texts):
     corpus = pipeline.source.layout.corpus
     source = NpyDataSource(WindowLayout(corpus, 512))
     sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
     transforms = [ShiftTargets(), ResetAtEod(corpus.eos_token_id)]
     withdraw = range(0, corpus.num_documents, 2)
+    amendments = [Amendment(0, withdraw=withdraw)]
     partly = 0
-    for view in view_rows(Pipeline(source, sampler, transforms, amendments=[Amendment(0, withdraw=withdraw)]), 0):
+    for view in view_rows(Pipeline(source, sampler, transforms, amendments=amendments), 0):
         assert not [note for note in view.notes if "a transform changed" in note]
         for piece in view.pieces:
             assert piece.withdrawn == (0 if piece.segment else piece.stop - piece.start)
         partly += len({piece.segment == 0 for piece in view.pieces}) == 2
     assert partly
+    # documents of one segment, each described next to its own tokens
+    source = NpyDataSource(MegatronGptLayout(corpus, 512))
+    sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
+    for view in view_rows(Pipeline(source, sampler, transforms[:1], amendments=amendments), 0):
+        lines = [line for line in row_lines(view, texts, colour=False, width=80) if line.startswith("  document")]
+        assert lines == [f"  {describe_origin(piece)}" for piece in view.pieces if not piece.withdrawn]
 
 
 @pytest.mark.parametrize(("kind", "padding"), [("packed", False), ("padded", True)])

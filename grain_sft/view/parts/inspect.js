@@ -73,7 +73,10 @@
     for (let at = first; at < stop; at++) loss += takesLoss(of, at);
     const count = stop - first;
     made.append(element("h2", `Segment ${title(of, name)}: ${number(count)} tokens, ${number(loss)} take loss`));
-    for (const each of of.pieces) if (each.segment === name) made.append(element("p", each.words, "where"));
+    for (const each of of.pieces) {
+      const isHere = each.segment === name && each.column < stop && first < each.column + each.stop - each.start;
+      if (isHere) made.append(element("p", each.words, "where"));
+    }
     made.append(...chunks(of, first, stop));
     return made;
   };
@@ -127,13 +130,7 @@
     const of = row(), id = of.tokens[at];
     const run = of.segments.find(([, first, stop]) => first <= at && at < stop);
     const [place, position] = of.positions.findLast(([first]) => first <= at);
-    let into = at - run[1];
-    const parts = of.pieces.filter((each) => each.segment === run[0]);
-    const from = parts.find((each) => {
-      if (into < each.stop - each.start) return true;
-      into -= each.stop - each.start;
-      return false;
-    });
+    const from = of.pieces.find((each) => each.segment === run[0] && at < each.column + each.stop - each.start);
     const loss = takesLoss(of, at);
     const weight = of.weight === null ? (loss ? 1 : 0) : of.weight[at];
     const found = [["token", number(at)], ["id", id], ["position", number(position + at - place)], ["segment", run[0]]];
@@ -143,7 +140,7 @@
     if (from) {
       const document = from.document === null ? "" : `${number(from.document)} `;
       found.push(["document", `${document}${from.source ? "of " : ""}${from.source}` || "not known", "all"]);
-      found.push(["file", `${from.file}, token ${number(from.start + into)}`, "all"]);
+      found.push(["file", `${from.file}, token ${number(from.start + at - from.column)}`, "all"]);
     }
     return found;
   };
@@ -199,7 +196,7 @@
     return best;
   };
   const through = (by) => {
-    const names = row().segments.map(([name]) => name).filter((name) => name);
+    const names = [...new Set(row().segments.map(([name]) => name))].filter((name) => name);
     const at = names.indexOf(state.segment) + by;
     change({ segment: at < -1 ? names[names.length - 1] : names[at] ?? null });
   };
