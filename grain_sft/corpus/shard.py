@@ -21,6 +21,7 @@ _DTYPES: dict[str, Dtype] = {key: dtype for dtype in map(np.dtype, TOKEN_DTYPES)
 """Dtypes of tokens by their names, such as "uint32", and by their codes, such as "u4"."""
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
+_LLM_C = (b"\x88\xd8\x34\x01\1\0\0\0", b"\xa1\xd9\x34\x01\7\0\0\0")  # magic and version of llm.c's token files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,9 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     A .npy header must agree with `dtype`. If `dtype` is None, a file without a header must look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
+    if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):
+        problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
+        raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a file without a header

@@ -141,8 +141,7 @@ class _Splits(Documents):
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
-        datasets = (Dataset((self.where,)),)
-        return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
+        return Request((Dataset((self.where,)),), "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any], code: list[str]) -> dict[str, Any]:
         """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus. See `Format.code`."""
@@ -160,6 +159,8 @@ class _Splits(Documents):
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
+        outside = sum(corpus.num_tokens for corpus in self.corpora) - int(self.lengths.sum())
+        dropped["tokens outside of documents"] = max(0, outside)  # documents of format episodes may overlap
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
@@ -228,8 +229,7 @@ def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[s
         tokenizer = load_tokenizer(path)
         return tokenizer.description(), tokenizer.files()
     corpus = documents.corpora[0]
-    blocks = (block for ids in documents.ids.values() for block in documents.blocks(ids))
-    highest_tokens = (int(block.tokens.max(initial=0)) for block in blocks)
+    highest_tokens = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
     highest_id = max(corpus.eos_token_id or 0, corpus.pad_token_id or 0, *highest_tokens)
     description = {
         "kind": "unknown",

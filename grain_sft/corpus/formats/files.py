@@ -87,13 +87,11 @@ class FileFormats:
                 return form, owner
         raise AssertionError('format "files" takes any path')
 
-    def find_loss(self, path: str) -> TokenFile:
-        """Return the token file `path` with the loss file that its name implies, if that exists."""
+    def part(self, path: str) -> TokenFile:
+        """Return the token file `path` with the sidecar files that its name implies, if they exist."""
         form, token_file = self.owner(path)
-        if token_file != path or form.any_path:  # formats with `any_path` have no loss files
-            return TokenFile(path)
         with errors_of(form):
-            return TokenFile(*form.part(path, self._listing))
+            return TokenFile(*form.part(path, self._listing)) if token_file == path else TokenFile(path)
 
     def followed(self, path: str) -> str:
         """Return the target of `path` if `path` is a link and only the target has sidecar files; else return `path`."""
@@ -103,10 +101,8 @@ class FileFormats:
         return target if self._has_sidecars(target) and not self._has_sidecars(path) else path
 
     def _has_sidecars(self, path: str) -> bool:
-        form, token_file = self.owner(path)
-        with errors_of(form):
-            part = form.part(path, self._listing) if token_file == path else TokenFile(path)
-            return bool(part.loss or part.boundaries)
+        part = self.part(path)
+        return bool(part.loss or part.boundaries)
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:

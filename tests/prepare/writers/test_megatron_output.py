@@ -73,6 +73,8 @@ def test_masks_blends_and_unknown_ends_of_documents_are_not_converted(tmp_path: 
     with pytest.raises(CorpusError, match="the ends of documents are unknown"):
         convert(tmp_path / "x.npy", tmp_path / "out", "megatron")
     assert not (tmp_path / "out").exists()
+    manifest = convert(tmp_path / "x.npy", tmp_path / "out", "megatron", eos_token_id=5)
+    assert manifest["dropped"] == {"tokens outside of documents": 3}
 
 
 def test_prepare_writes_texts_as_a_megatron_corpus(tmp_path: Path) -> None:
