@@ -120,7 +120,7 @@ def _number(kind: type[Any], bounded: Any, text: str) -> Any:
 
 positive = functools.partial(_number, float, Annotated[float, msgspec.Meta(gt=0)])
 not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(ge=0)])
-"""`type` of an argument that is a number of at least 0; `positive` is for a number above 0."""
+"""The argparse `type`s of numbers: `positive` for a number above 0, `not_negative` for a number of at least 0."""
 
 
 def _pair(text: str) -> list[str]:

@@ -40,9 +40,9 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
-      path: New files of the source. The run begins at the first row of their order. If it has read these files before, it
-        begins after the last row that it read of them, unless another source still reads them. The other keys of the source
-        stay.
+      path: New files of the source, read from the first row of their order. If the run has read these files before, the
+        source continues after the last row that was read of them, unless another source still reads them. The source keeps its
+        other keys.
       weight: New weight of the source.
       max_epochs: Number of epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.

@@ -100,8 +100,9 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # In a mixture, and with an order that has `runs_on` (`random`), a batch may have rows of two epochs. There, `last_batch`
-    # keeps its default, "drop". For `random`, `shuffle` stays true, because false would read the rows in ascending order.
+    # In a mixture, and in an order whose `runs_on` is True (`random`), a batch may have rows of two epochs, whatever
+    # `last_batch` is. So `last_batch` keeps its default "drop" there, even if `epoch_drop_last` is False. In order `random`,
+    # `shuffle` stays True, because False would read the rows in ascending order.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

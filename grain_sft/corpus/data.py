@@ -90,7 +90,7 @@ class CorpusData:
     @property
     def has_weights(self) -> bool:
         """Whether a loss file holds weights instead of a mask."""
-        return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
+        return any(shard.loss is not None and shard.loss.encoding.weighted for shard in self.shards)
 
     @property
     def of_pairs(self) -> bool:

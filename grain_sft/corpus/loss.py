@@ -24,8 +24,8 @@ IGNORED = -100
 
 
 @dataclasses.dataclass(frozen=True)
-class LossValues:
-    """Properties of one kind of loss files."""
+class LossEncoding:
+    """Encoding of the loss in one kind of loss files, and the check of its values."""
 
     dtype: np.dtype[Any]
     expected: str  # description of valid values, for error messages
@@ -37,12 +37,12 @@ class LossValues:
     codes: tuple[str, ...] = ()  # dtypes that a .npy header may state besides `dtype`, such as "b1" for bool
 
 
-KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), "0 or 1", lambda values, tokens: values > 1, codes=("b1",)),
-    "float32": LossValues(
+KINDS: dict[LossKind, LossEncoding] = {
+    "bool": LossEncoding(np.dtype(np.uint8), "0 or 1", lambda values, tokens: values > 1, codes=("b1",)),
+    "float32": LossEncoding(
         np.dtype("<f4"), "a finite weight, 0 or more", lambda values, tokens: ~np.isfinite(values) | (values < 0), weighted=True
     ),
-    "labels": LossValues(
+    "labels": LossEncoding(
         np.dtype("<i4"),
         f"the token itself or {IGNORED}, not shifted",
         lambda values, tokens: (values != IGNORED) & (values != tokens.astype(np.int64)),
@@ -63,25 +63,25 @@ class LossFile(FileStamp):
     kind: LossKind
 
     @property
-    def values(self) -> LossValues:
+    def encoding(self) -> LossEncoding:
         return KINDS[self.kind]
 
     @property
     def count(self) -> int:
-        return (self.size - self.data_offset) // self.values.dtype.itemsize
+        return (self.size - self.data_offset) // self.encoding.dtype.itemsize
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return the loss file at `path`. Its first and last values are checked, unless the check needs tokens."""
     check_choice(f"{path}: loss_kind", kind, tuple(KINDS), CorpusError)
-    values = KINDS[kind]
-    array = scan_array(path, values.dtype, values.codes)
-    ends = () if values.needs_tokens else (array.first, array.last)
+    encoding = KINDS[kind]
+    array = scan_array(path, encoding.dtype, encoding.codes)
+    ends = () if encoding.needs_tokens else (array.first, array.last)
     for data in ends:
-        losses: Array = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
-        wrong = values.find_invalid(losses, losses)
+        values: Array = np.frombuffer(data, encoding.dtype, len(data) // encoding.dtype.itemsize)
+        wrong = encoding.find_invalid(values, values)  # the second argument, the tokens, is not used
         if wrong.any():
-            found = f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token"
+            found = f"{path}: holds {values[wrong][0]}; expected {encoding.expected} for each token"
             raise CorpusError(f"{found}. Write the file again.")
     return LossFile(**vars(array.stamp), kind=kind)
 
@@ -154,15 +154,15 @@ class LossReader:
 
     def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
         """Return the result of `gather` for pieces with loss files of one kind."""
-        values = KINDS[kind]
-        raw: Array = np.full(count, values.no_loss, values.dtype)
+        encoding = KINDS[kind]
+        raw: Array = np.full(count, encoding.no_loss, encoding.dtype)
         width = raw.itemsize
         self._readers[kind].gather(shard, start, place * width, length * width, raw.data.cast("B"))
-        if not values.weighted:
-            takes_loss: Bools = raw != values.no_loss
+        if not encoding.weighted:
+            takes_loss: Bools = raw != encoding.no_loss
             return takes_loss
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
-            index = int(np.flatnonzero(values.find_invalid(raw, raw))[0])
+            index = int(np.flatnonzero(encoding.find_invalid(raw, raw))[0])
             piece = int(np.flatnonzero((place <= index) & (index < place + length))[0])
             path = self._losses[shard[piece]].path
             problem = f"{path}: the weight of token {start[piece] + index - place[piece]} is {raw[index]}"

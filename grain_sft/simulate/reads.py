@@ -102,7 +102,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
         # a gather for each kind of loss file, as in `LossReader`
         for kind, file_of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
             stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
-            yield stamps, file_of_kind.values.dtype.itemsize
+            yield stamps, file_of_kind.encoding.dtype.itemsize
         return
     yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
     # if `shifted`, no loss mask is read, because stored rows state which targets take loss

@@ -100,16 +100,16 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
     for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # no shard begins at the last
         if shard.loss is None:
             continue
-        path, kind = shard.loss.path, shard.loss.values
+        path, encoding = shard.loss.path, shard.loss.encoding
         with report.errors("loss", path):
-            reader = ShardReader((shard.loss,), kind.dtype.itemsize, max_open_files=2, remote=corpus.remote)
+            reader = ShardReader((shard.loss,), encoding.dtype.itemsize, max_open_files=2, remote=corpus.remote)
             for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
-                values = np.empty(min(BLOCK_TOKENS, shard.num_tokens - begin), kind.dtype)
+                values = np.empty(min(BLOCK_TOKENS, shard.num_tokens - begin), encoding.dtype)
                 reader.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
-                tokens = corpus.read(first + begin, first + begin + len(values))[0] if kind.needs_tokens else values
-                wrong = np.flatnonzero(kind.find_invalid(values, tokens))
+                tokens = corpus.read(first + begin, first + begin + len(values))[0] if encoding.needs_tokens else values
+                wrong = np.flatnonzero(encoding.find_invalid(values, tokens))
                 if len(wrong):
-                    sentence = f"holds {values[wrong[0]]}; expected {kind.expected}."
+                    sentence = f"holds {values[wrong[0]]}; expected {encoding.expected}."
                     report.wrong("loss", path, sentence, f"token {begin + wrong[0]}")
                     break
 

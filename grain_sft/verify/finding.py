@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # maximum number of wrong findings that a report lists for each check
+LISTED = 20  # maximum number of wrong findings that a stage or a source lists for each check
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import hashlib, json, time
 from pathlib import Path
 from batches import sections
 import grain_sft
-from grain_sft.storage import artifact
 
 os.environ["GRAIN_SFT_CACHE_DIR"] = sys.argv[2]
 if len(sys.argv) > 3:

@@ -14,13 +14,14 @@ from grain_sft.pipeline import standing_observers
 
 standing_observers()  # creates all counters
 LENGTH, ROWS, BATCH = 50, 40, 4
-STALL = 0.1  # seconds
+STALL = 0.1  # seconds of waiting that count as a stall in these tests
 
 
 def make(where, *transforms, epochs=1, observers=(), **options):
     layout = WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH)
     transforms = [NgramFilter(max_count=5), ShiftTargets(), *transforms]
     plain = pipeline_of(layout, transforms, global_batch_size=BATCH, order="sequential", epochs=epochs)
+    # `pipeline_of` takes no observers
     return Pipeline(plain.source, plain.sampler, transforms, observers=observers)
 
 
@@ -30,7 +31,7 @@ def counted(name, **labels):
 
 
 def counting(*names, **labels):
-    """Return a function that returns how much each counter has grown since this call."""
+    """Return a function without arguments. It returns {name: growth of the counter since `counting` was called}."""
     before = {name: counted(name, **labels) for name in names}
     return lambda: {name: counted(name, **labels) - before[name] for name in names}
 

@@ -93,6 +93,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
             # the absolute path is remapped only if `path_remap` did not change the relative path
             present = options.remap(absolute) if present == file.path else absolute
+        # an edited index may state `root`, which only `open_corpus` sets: remove it
         if present == file.path and file.root is None:
             return file
         version = file.version if present == file.path else None  # a copy has a version of its own
@@ -120,7 +121,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     dtype = corpus.dtype.name
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {dtype} tokens"
-        if shard.row is not None:  # only materialized rows have it, and no index lists them
+        if shard.row is not None:  # only files of materialized rows have `row`, and no index lists such files
             raise CorpusError(f"{path}: shard {number} ({shard.path}) has `row`; expected no such key. {_EDITED}")
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
         # a shard that is a range of sequences may have bytes after it
@@ -145,19 +146,21 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
                 raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
     local = [file for file in corpus.files() if not files.is_remote(file.path)]
-    # one call for each thread, because a call in a thread takes longer than a check
+    # Each thread checks its part of the files in one call. A call for each file would take longer than its check.
     scan_in_threads(check_sizes, [local[first::THREADS] for first in range(THREADS)])
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
     """Return the corpus of the index at `path` with the loss files that `options` ask for.
 
-    `indexed` is `use_loss_mask` in the index: None if no masks existed, or if grain_sft 0.1.0 wrote the index.
+    `indexed` is `use_loss_mask` in the index: True if the index lists loss files, False if its corpus ignored them. It is
+    None if no loss files existed, or if grain_sft 0.1.0 wrote the index.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is not None:
         check_masks(tokens, options.masks)
+        # the given masks are used, and the corpus's own loss files are ignored
         return dataclasses.replace(_with_loss(corpus, list(map(TokenFile, tokens, options.masks))), ignores_loss=True)
     if uses_loss is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
@@ -186,7 +189,7 @@ def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
         check_loss(shard, loss, corpus.dtype)
         return dataclasses.replace(shard, loss=loss)
 
-    return dataclasses.replace(corpus, shards=tuple(scan_in_threads(scan, corpus.shards, parts)), ignores_loss=False)
+    return dataclasses.replace(corpus, shards=tuple(scan_in_threads(scan, corpus.shards, parts)))
 
 
 class _MaxTextFile(msgspec.Struct):

@@ -3,7 +3,7 @@
 A folder DIR holds `meta.json`, and for each split, "train" or "val":
   - `train_input_ids.bin`: tokens, uint16;
   - `train_labels.bin`: label of each token, int32: the token itself, or -100 where no loss is taken;
-  - `train_idx.npy`: first token of each document, int64;
+  - `train_idx.npy`: token offset where each document begins, int64;
   - a folder `train/` with links to these files: `shard_00000.bin`, `shard_00000_labels.bin` and `shard_00000_idx.npy`.
 """
 

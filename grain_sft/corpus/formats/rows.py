@@ -94,7 +94,7 @@ def scan_rows(folder: str, data: Json, options: ReadOptions | None = None, listi
         loss = None
         if manifest.loss is not None:
             loss = scan_loss(paths["loss"], manifest.loss)
-            _check_size(loss, num_rows * length * loss.values.dtype.itemsize)
+            _check_size(loss, num_rows * length * loss.encoding.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
         row = (length, row_bytes // dtype.itemsize)  # in tokens, as in `Shard.row`
         return Shard(**vars(stamp), num_tokens=num_rows * length, loss=loss, boundaries=boundaries, row=row)

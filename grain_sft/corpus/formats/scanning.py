@@ -199,15 +199,15 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     if shard.num_tokens != loss.count:
         problem = f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}"
         raise CorpusError(f"{problem}; expected one for each. Copy both files again, or fix `dtype`.")
-    values = loss.values
-    if not values.needs_tokens:
+    encoding = loss.encoding
+    if not encoding.needs_tokens:
         return
-    count = min(shard.num_tokens, file_stamp.DIGEST_BYTES // values.dtype.itemsize)
+    count = min(shard.num_tokens, file_stamp.DIGEST_BYTES // encoding.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}):
-        labels, tokens = _read_values(loss, values.dtype, first, count), _read_values(shard, dtype, first, count)
-        if (i := first_true(values.find_invalid(labels, tokens))) is not None:
+        labels, tokens = _read_values(loss, encoding.dtype, first, count), _read_values(shard, dtype, first, count)
+        if (i := first_true(encoding.find_invalid(labels, tokens))) is not None:
             found = f"label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}"
-            raise CorpusError(f"{loss.path}: {found}; expected {values.expected}. Copy both files again.")
+            raise CorpusError(f"{loss.path}: {found}; expected {encoding.expected}. Copy both files again.")
 
 
 def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:

@@ -55,9 +55,10 @@ def test_empty_records_are_read_as_empty_texts(tmp_path, many_units):
 def test_tf_examples_are_read_as_their_features(tmp_path):
     records = [base64.b64decode(example["record"]) for example in EXAMPLES]
     found = read(array_record(tmp_path / "a.array_record", records))
+    # examples.json has every feature but `raw`, because its bytes can't be written as JSON
     assert [record.pop("raw", None) for record in found] == [None, b"\xff\x00"] * 10
     assert found == [example["fields"] for example in EXAMPLES]
-    assert read(array_record(tmp_path / "a.array_record", [b"", *records, b""]))[::21] == [{}, {}]
+    assert read(array_record(tmp_path / "a.array_record", [b"", *records, b""]))[::21] == [{}, {}]  # the first and the last
 
 
 @pytest.mark.parametrize("place", [1, 150])
@@ -84,7 +85,7 @@ def test_records_are_texts_unless_most_of_the_first_ones_are_json_objects_or_tf_
     mixed = [b"", b'{"text": "a program"}', b'{"a": 1}', b"\n\x05hello", b"[1]", b"{x}", EXAMPLES[0]["record"].encode()]
     expected = [{"text": record.decode()} for record in mixed]
     assert read(array_record(tmp_path / "a", mixed)) == expected
-    assert read(array_record(tmp_path / "a", mixed[3:4])) == expected[3:4]
+    assert read(array_record(tmp_path / "a", mixed[3:4])) == expected[3:4]  # it begins like a tf.train.Example
     assert read(array_record(tmp_path / "a", [b"a", b"\xff"])) == [{"text": "a"}, {"text": b"\xff"}]
 
 
