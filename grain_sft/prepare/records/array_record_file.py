@@ -87,10 +87,9 @@ def _encoding(path: str, size: int, first_part: Part) -> str:
 
 
 def _is_object(record: bytes) -> bool:
-    try:
+    with contextlib.suppress(RecordError):
         return isinstance(parse_json(record), dict)
-    except RecordError:
-        return False
+    return False
 
 
 def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:

@@ -15,7 +15,7 @@ from grain_sft.prepare.records.units import Input, Part, ReadReport, Unit
 from grain_sft.storage import files, open_remote
 
 PART_BYTES = 1 << 25  # most decompressed bytes of a part; pandas writes row groups of a million rows
-_BATCH = 1024  # rows decoded at once
+_BATCH = 1024  # most rows decoded at once
 _BUFFER = 1 << 22  # bytes of a column read at once
 
 
@@ -64,18 +64,19 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
     file = _open(path)
     skip = first  # number of rows before the next row to yield
-    for group in range(file.metadata.num_row_groups):
-        num_rows = file.metadata.row_group(group).num_rows
-        if skip >= num_rows:
-            skip -= num_rows
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        missing = group.num_rows  # rows of the group that are not decoded yet
+        if skip >= missing:
+            skip -= missing
             continue
-        missing = num_rows
-        for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group]):
+        rows_of_part = max(1, missing * PART_BYTES // max(1, group.total_byte_size))
+        for batch in file.iter_batches(min(_BATCH, rows_of_part), [number]):
             yield from rows_of(batch.slice(skip))
             skip = max(0, skip - batch.num_rows)
             missing -= batch.num_rows
         if missing:  # pyarrow yields the rows of damaged columns up to the damage
-            raise ValueError(f"row group {group}: {missing} of its rows are missing")
+            raise ValueError(f"row group {number}: {missing} of its rows are missing")
 
 
 def _check_version(entry: Input) -> None:
