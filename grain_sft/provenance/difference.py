@@ -42,8 +42,9 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    If the runs have no stages, and their receipts differ at most in the sampler and in amendments, the function compares row
-    numbers and withdrawn documents, and reads no tokens. Otherwise, it makes and compares the batches.
+    If the runs have no stages and the same sources in one order, and their receipts differ at most in the sampler and in
+    amendments, the function compares row numbers and withdrawn documents, and reads no tokens. Otherwise, it makes and compares
+    the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
@@ -96,9 +97,10 @@ def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
     """Return whether files, layout and transforms are the same. If so, rows of equal numbers differ only by withdrawals."""
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
+    names, other_names = (list(each.source.layout.parts) for each in (one, other))  # rows are numbered source by source
     parts, other_parts = one.receipt.parts, other.receipt.parts
     differing = (name for name in parts | other_parts if parts.get(name) != other_parts.get(name))
-    return all(name == "sampler" or name.startswith("amendment ") for name in differing)
+    return names == other_names and all(name == "sampler" or name.startswith("amendment ") for name in differing)
 
 
 def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:

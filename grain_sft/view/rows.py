@@ -108,7 +108,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     # split rows have other lengths, so show the source's rows
     splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
     batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else batch_of_arrays(pipeline, step)
-    count = len(next(iter(batch.values())))
+    count = len(stage.sampler.rows(step))
     indices = range(count) if rows is None else rows
     for row in indices:
         check_type("rows: an item", row, int | np.integer, "the index of a row")
@@ -122,7 +122,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     for row in indices:
         epoch, slot, instance = (int(column[row]) for column in (slots.epoch, slots.slot, slots.row))
         origin = origins.select(origins.row == slot)  # `Trace.row` has slots of the global batch
-        arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
+        arrays = _arrays({name: array[row] for name, array in batch.items() if np.shape(array)[:1] == (count,)})
         pieces = _pieces(origin, is_mixture="" not in stage.source.layout.parts)
         if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
@@ -247,7 +247,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"
         notes.append(f"segment {first} has {counts}: {reason}.")
-    if "targets" in batch:
+    if batch.keys() >= set(_SHIFTED_KEYS):
         targets, takes_loss = batch["targets"][row], batch["targets_segmentation"][row, :-1] != 0
         wrong = np.flatnonzero(takes_loss & (targets[:-1] != batch["inputs"][row, 1:]))
         if len(wrong):

@@ -3,12 +3,12 @@
 import json
 
 import numpy as np
-from batches import assert_is_traced, load, write_config
-from mixed_corpora import mixed, mixture_config
+from batches import assert_is_traced, load, put, write_config
+from mixed_corpora import LENGTH, mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
 from grain_sft.layout import MixtureLayout
-from grain_sft.provenance import checkpoint_table, summarize, trace
+from grain_sft.provenance import checkpoint_table, difference, summarize, trace
 
 
 def test_the_trace_of_a_mixture_describes_its_batches(folder):
@@ -35,6 +35,14 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
             size = len(pipeline.source.layout.parts[name])
             count = int((part[: step * 12] == number).sum())
             assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
+
+
+def test_mixtures_of_equal_sizes_in_another_order_differ(folder, write_tokens):
+    config = mixture_config(folder)
+    web = config["corpus"]["mixture"]["web"]
+    sources = {"web": web, "other": web | {"path": str(write_tokens("other.npy", [7] * 40 * LENGTH, "uint8"))}}
+    pair = [load(put(config, "corpus.mixture", dict(order(sources.items())))) for order in (list, reversed)]
+    assert difference(*pair, steps=range(3)).first_step == 0
 
 
 def test_the_command_line_traces_a_mixture(folder, tmp_path, run_command):

@@ -134,7 +134,10 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
     assert f"the target of input {at} is 77" in changed[0].notes[0]
     changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
     assert "segment 1 has" in changed[0].notes[0]
-    assert views(lambda batch: batch.update(weight=np.float32(1)))[0].notes == ()
+    added = {"weight": np.float32(1), "borders": np.zeros(1)}
+    assert views(lambda batch: batch.update(added | {name: batch.pop(name) for name in list(batch)}))[0].notes == ()
+    own = Change(lambda batch: batch.update(targets=batch["tokens"]))  # in place of ShiftTargets
+    assert view_rows(Pipeline(pipeline.source, pipeline.sampler, [own]), 0)[0].notes == ()
     for change, message in (
         (lambda batch: batch.pop("targets"), "expected those of ShiftTargets"),
         (dict.clear, "step 0: the batch is {}; expected a dict of arrays"),
