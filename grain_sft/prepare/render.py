@@ -64,9 +64,8 @@ class Renderer:
             fix = "Choose template text for plain documents, or a format with masks: olmo, episodes or openchat"
             raise PrepareError(f"format {request.format}: {problem}. {fix}.")
         if format.of_pairs and template.weighted:
-            raise PrepareError(
-                f"template {template.name} gives tokens weights, but pairs have no weights. Choose another template."
-            )
+            problem = f"template {template.name} gives tokens weights, but pairs have no weights"
+            raise PrepareError(f"{problem}. Choose another template.")
         if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         if format.of_pairs and request.fim_rate:

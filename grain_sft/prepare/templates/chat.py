@@ -23,7 +23,7 @@ from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Te
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _OFTEN_UNREAD = (CALLS, ("functions",), ("think",))  # keys of calls, of tools, and of thoughts
-_OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some templates do not write
+_OFTEN_LEFT_OUT = ("system", "developer", "function", "tool", "ipython", "environment")  # roles that some templates ignore
 
 
 class Chat(Template):
@@ -50,6 +50,9 @@ class Chat(Template):
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text, self.name)
+        if tokenizer.bos_token_id is None and tokenizer.empty_ids and "bos_token" in self._chat.source:
+            problem = "the chat template writes a BOS, which no file of the tokenizer names"
+            raise PrepareError(f"template {self.name}: {problem}. Give its folder with the tokenizer_config.json.")
         encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
         self._encoder = encoder(tokenizer)
         # the texts around the contents are often the same in chats with the same roles
@@ -73,8 +76,10 @@ class Chat(Template):
         learned = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
-        self._refuse_unread(messages, tools, text)
         chat = RenderedChat(self._chat, messages, tools, text)
+        if chat.contents is None:  # the template may ignore a part of the chat
+            self._refuse_unread(messages, tools, text)
+        _refuse_quoted(conversation, text)
         expected = expected_controls(chat, self._find, self._encoder.special)
         if self._chat.marks_turns:
             spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, learned)
@@ -91,16 +96,17 @@ class Chat(Template):
 
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
-        # tuples of (name of what a shorter chat lacks, messages of the shorter chat, tools of the shorter chat, fix)
-        shorter = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in _OFTEN_UNREAD]
-        shorter.append(("tools", messages, None if tools else tools, unread("tools")))
         # Qwen 3's template reads thoughts, but leaves out the thoughts of earlier turns
-        if self._chat.read_keys.isdisjoint(REASONING):
-            shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
-        for role in _OFTEN_LEFT_OUT:
-            without_role = [message for message in messages if message["role"] != role]
-            shorter.append((role, without_role, tools, f"{RENDER_IT} Or remove the messages of this role."))
-        for what, others, other_tools, fix in shorter:
+        reads_thoughts = not self._chat.read_keys.isdisjoint(REASONING)
+        unread_keys = _OFTEN_UNREAD if reads_thoughts else (*_OFTEN_UNREAD, REASONING)
+        # tuples of (what may be ignored, messages that lack or change it, tools, fix)
+        changed = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in unread_keys]
+        changed.append(("tools", messages, None, unread("tools")))
+        for index, message in enumerate(messages):
+            if message["role"] in _OFTEN_LEFT_OUT and message.get("content"):
+                replaced = [*messages[:index], {**message, "content": f".{message['content']}."}, *messages[index + 1 :]]
+                changed.append((message["role"], replaced, tools, f"{RENDER_IT} Or remove the messages of this role."))
+        for what, others, other_tools, fix in changed:
             if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")
 
@@ -140,6 +146,14 @@ def as_template(entry: Any, name: str) -> Any:
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": name, "options": ()})
     return entry
+
+
+def _refuse_quoted(conversation: Conversation, text: str) -> None:
+    """Refuse a call whose `arguments` are JSON text, as in OpenAI's API, if the template writes the text in quotes."""
+    for index, message in enumerate(conversation.messages):
+        for path, value in strings((message.extra or {}).get("tool_calls"), f"messages[{index}].tool_calls"):
+            if path.endswith(".arguments") and value.startswith("{") and json.dumps(value, ensure_ascii=False) in text:
+                raise RecordError(f"{path}: JSON text, which the chat template quotes; expected an object. Write the object.")
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
@@ -184,7 +198,7 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     marked = list(chat.messages)
     for index in assistants:
-        marked[index] = {**marked[index], "content": f"{marked[index]['content']}{marks.mark(index)}"}
+        marked[index] = {**marked[index], "content": f"{marked[index].get('content', '')}{marks.mark(index)}"}
     text = chat.template.render(marked, chat.tools)
     marked_spans = chat.template.marked_spans(marked, chat.tools, text)
     found = [marks.pattern.findall(text[start:stop]) for start, stop in marked_spans]

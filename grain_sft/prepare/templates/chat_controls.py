@@ -33,6 +33,7 @@ _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")  # the 
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
 _OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all other characters
+_MESSAGE_KEYS = ("content", "reasoning_content", "thinking", "tool_calls", "id", "type", "function", "name", "arguments")
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
@@ -91,8 +92,8 @@ class Disguise:
       rendered disguised chat         <|im_start|>user ABC DEFGHIJKEL<|im_end|>
       the template's control tokens   <|im_start|> and the last <|im_end|>
 
-    Spaces, characters that JSON escapes, and roles stay. Keys that the template reads stay, except those that overlap a control
-    token, as `end` overlaps "<|im_end|>".
+    Spaces, characters that JSON escapes, and roles stay. Keys that the template reads stay, except keys of tools and arguments
+    that overlap a control token, as `end` overlaps "<|im_end|>".
     """
 
     def __init__(self, chat: RenderedChat, special: SpecialText) -> None:
@@ -150,7 +151,10 @@ class Disguise:
 
 @functools.lru_cache(maxsize=16)
 def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """Return the keys that a disguise keeps: `content`, and names that can't overlap a control token."""
+    """Return the keys that a disguise keeps: names that can't overlap a control token, and the keys of messages and calls.
+
+    For example, Kimi's `<|tool_calls_section_begin|>` contains `tool_calls`, without which its template writes no calls.
+    """
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:
@@ -160,6 +164,6 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
 
     def is_kept(key: str) -> bool:
         is_name = key.isascii() and key.isidentifier()
-        return key == "content" or (is_name and not any(overlaps(key.lower(), spelling) for spelling in spellings))
+        return key in _MESSAGE_KEYS or (is_name and not any(overlaps(key.lower(), spelling) for spelling in spellings))
 
     return frozenset(filter(is_kept, keys))

@@ -74,6 +74,33 @@ def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
         assert isinstance(error, RecordError) and f"marks {count} spans in 2 turns" in str(error)
 
 
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]}
+CALLING = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, CALL, *turns("hi", "bye")]
+WRITTEN = (
+    "{% for m in messages %}{% if m.role == 'user' %}hi{% else %}{% generation %}CALL{% endgeneration %}{% endif %}{% endfor %}"
+)
+ARGUMENTS = "{% if m.tool_calls %}<|tool_calls|>{{ m.tool_calls[0].function.arguments }}{% endif %}"
+LOSSY = [
+    (WRITTEN.replace("messages", "messages[1:]").replace("CALL", "{{ m.content }}" + ARGUMENTS), "writes nothing of system."),
+    (WRITTEN.replace("CALL", "{{ m.content }}{{ m | tojson }}"), "[2].tool_calls[0].function.arguments: JSON text, which"),
+]
+
+
+@pytest.mark.parametrize(("template", "part"), LOSSY)
+def test_a_template_that_drops_one_of_two_system_texts_or_quotes_arguments_is_an_error(template, part, tmp_path):
+    error = render_one(load_tokenizer(save_sentencepiece(tmp_path)), "hf", {"messages": CALLING}, chat_template=template)
+    assert isinstance(error, RecordError) and part in str(error)
+
+
+def test_calls_without_text_are_rendered_if_a_control_token_has_the_name_of_their_key(tmp_path):
+    tokenizer = load_tokenizer(save_sentencepiece(tmp_path, user_defined=("<|tool_calls|>",)))
+    messages = [CALL, *turns("hi", "bye"), {**CALL, "weight": 0}]
+    result = render_one(
+        tokenizer, "hf", {"messages": messages}, chat_template=WRITTEN.replace("CALL", ARGUMENTS + "{{ m.content }}")
+    )
+    assert tokenizer.decode(result.tokens[result.loss].tolist()) == '<|tool_calls|>{"x": 1}bye'
+
+
 class Shouted(TEMPLATES["text"]):
     """A template of another package. It writes plain documents in capitals."""
 
