@@ -93,8 +93,7 @@ def conversation_lines(
     """
     lines = (line for text in _texts(paths, schema, on_error) for line in text.splitlines())
     plain_lines = (line for line in lines if not any(token in line for token in special_tokens))
-    starts = ((line, start) for line in plain_lines for start in range(0, len(line), MAX_CHARACTERS))
-    divided = (line[start : start + MAX_CHARACTERS] for line, start in starts)
+    divided = (line[at : at + MAX_CHARACTERS] for line in plain_lines for at in range(0, len(line), MAX_CHARACTERS))
     return itertools.islice(divided, MAX_LINES)
 
 

@@ -57,9 +57,12 @@ class HuggingFaceTokenizer(Tokenizer):
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
-        self.eos_token_id = self._id_of(loaded.eos_token_id, _EOS)
-        self.pad_token_id = self._id_of(loaded.pad_token_id, _PAD)
-        self.bos_token_id = self._id_of(loaded.bos_token_id)
+        for name, spellings in (("eos_token", _EOS), ("pad_token", _PAD)):
+            found = [spelling for spelling in spellings if spelling in self.special_tokens]
+            if self._is_alone and len(found) == 1:  # a lone tokenizer.json does not name the token
+                setattr(loaded, name, found[0])
+        self.eos_token_id, self.pad_token_id = loaded.eos_token_id, loaded.pad_token_id
+        self.bos_token_id = loaded.bos_token_id
         self.empty_ids = tuple(int(number) for number in loaded("")["input_ids"])
         self.template_variables = loaded.special_tokens_map
 
@@ -177,17 +180,6 @@ class HuggingFaceTokenizer(Tokenizer):
         """JSON of the decoder and the pre-tokenizer, to search for steps such as '"ByteLevel"'."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
-
-    def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return `number` if it is an id.
-
-        A lone tokenizer.json states no id of EOS, padding and BOS. For such a file, return the id of its only special token in
-        `names`.
-        """
-        if isinstance(number, int):
-            return number
-        ids = [self.special_tokens[name] for name in names if name in self.special_tokens]
-        return ids[0] if len(ids) == 1 and self._is_alone else None
 
     @property
     def _is_alone(self) -> bool:

@@ -94,13 +94,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return np.array(lengths, np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
-        parts: list[str] = []
-        for is_special, group in itertools.groupby(map(int, ids), self._special_texts.__contains__):
-            if is_special:
-                parts += [self._special_texts[number] for number in group]
-            else:
-                parts.append(self._processor.decode(list(group)))
-        return "".join(parts)
+        groups = [(text, list(group)) for text, group in itertools.groupby(map(int, ids), self._special_texts.get)]
+        return "".join(self._processor.decode(group) if text is None else text * len(group) for text, group in groups)
 
     def token_text(self, number: int) -> str | None:
         if not 0 <= number < self.vocab_size:

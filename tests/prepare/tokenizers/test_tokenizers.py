@@ -18,7 +18,7 @@ import tokenizer_makers as makers
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from grain_sft.errors import CorpusError, CorpusFileError, RecordError
+from grain_sft.errors import CorpusError, CorpusFileError, PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, parse_record, render
 from grain_sft.prepare.tokenizers import Tokenizer, huggingface, load_tokenizer
 
@@ -78,6 +78,7 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
     assert tokenizer.files() == {"tokenizer.json": path.read_bytes()}
     assert tokenizer.pad_token_id == tokenizer.token_id("<pad>")
     assert tokenizer.eos_token_id is None  # <|endoftext|> or <|im_end|>: the file does not state which
+    assert tokenizer.template_variables == {"pad_token": "<pad>"}
     hashes = {tokenizer.sha256}
     for template in ("{{ messages }}", "{{ messages[0] }}", None):
         folder = makers.save_huggingface(tmp_path, path.read_text(), eos="<|im_end|>", chat_template=template)
@@ -90,9 +91,9 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
 
 
 def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
-    content = makers.byte_level_json(makers.CHATML_TOKENS, ordinary=("<think>", "    ", "<|fim|>"))
+    content = makers.byte_level_json(makers.CHATML_TOKENS, ordinary=("<think>", "    ", "<|fim|>", "<\uff5cUser\uff5c>"))
     tokenizer = load_tokenizer(makers.save_huggingface(tmp_path / "hf", content))
-    assert set(tokenizer.special_tokens) == {*makers.CHATML_TOKENS, "<|fim|>"}
+    assert set(tokenizer.special_tokens) == {*makers.CHATML_TOKENS, "<|fim|>", "<\uff5cUser\uff5c>"}
     (ids,) = tokenizer.encode(["<think>"])
     assert len(ids) == 1 and tokenizer.decode(ids) == "<think>"
 
@@ -187,6 +188,12 @@ def test_a_tokenizer_is_recognized_under_any_name(tmp_path, save, name):
     if save is makers.save_sentencepiece:
         (tmp_path / name).rename(tmp_path / "tokenizer.llama2")
         assert load_tokenizer(tmp_path).description() == expected
+
+
+def test_the_bos_of_a_chat_template_is_an_error_if_a_lone_tokenizer_json_does_not_name_it(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(makers.metaspace_json(("<s>", "</s>")), encoding="utf-8")
+    with pytest.raises(PrepareError, match=r"writes a BOS, which no file of the tokenizer names.*tokenizer_config\.json"):
+        TEMPLATES["hf"](load_tokenizer(tmp_path), TemplateOptions(chat_template="{{ bos_token }}"))
 
 
 def save_lone_json(folder):
