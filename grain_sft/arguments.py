@@ -1,5 +1,6 @@
 """Checks of the arguments of functions and classes."""
 
+import contextlib
 import functools
 import operator
 import os
@@ -51,11 +52,9 @@ def as_integers(name: str, values: object, error: type[GrainSftError]) -> Ints:
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         return values
     items = _items(values)
-    try:
+    with contextlib.suppress(TypeError, OverflowError):
         if items is not None and bool not in map(type, items):
             return np.array(list(map(operator.index, items)), np.int64)
-    except (TypeError, OverflowError):
-        pass
     raise error(f"{name}={shortened(repr(values))}: expected a sequence of integers.")
 
 

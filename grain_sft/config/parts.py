@@ -166,14 +166,13 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     name, options = item, None
     if isinstance(item, Mapping) and len(item) == 1:
         [(name, options)] = item.items()
-    options = {} if options is None else options
-    if not isinstance(name, str) or not isinstance(options, Mapping):
+    if not isinstance(name, str) or not isinstance(options, Mapping | None):
         expected = "expected a name, or one name with its options, {name: {option: value}}"
         raise ConfigError(f"{where}: {item!r}; {expected}.")
     check_value(name, Annotated[str, table], where)
-    check(options, options_of(table[name]), f"{where}.{name}")
+    check(options or {}, options_of(table[name]), f"{where}.{name}")
     with naming(where):
-        return table.make(name, **options)
+        return table.make(name, **(options or {}))
 
 
 def _check_defaults(layout: Layout, where: str) -> None:

@@ -52,8 +52,8 @@ def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
         raise PipelineError(f"{problem}. Make the sampler with IndexSampler(len(source), ...).")
     of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
-    is_mixture = "" not in of_source  # a layout that is not a mixture has one part, named ""
-    if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # lists, to compare the order too
+    # A layout that is not a mixture has one part, named "". Lists are compared, because the order counts.
+    if "" not in of_source and list(of_sampler.items()) != list(of_source.items()):
         found = f"the sampler is for these sources and numbers of rows: {of_sampler}"
         problem = f"{found}. The source has {of_source}, in this order"
         raise PipelineError(f"{problem}. Make a MixtureSampler of the sources of the MixtureSource.")

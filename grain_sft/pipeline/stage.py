@@ -95,17 +95,15 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         steps = stage.num_steps
         if own_sampler.num_steps is not None and steps is not None and own_sampler.num_steps < steps:
             problem = f"stage {number} has {steps} steps, but its epochs have only {own_sampler.num_steps} left"
-            raise PipelineError(f"{problem}. Give it fewer steps, or more epochs.")
+            raise PipelineError(f"{problem}. Give it fewer steps (an amendment `replace` also ends a stage), or more epochs.")
         end = None if steps is None else first_step + steps
         sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
-        changes = []  # (data step, weights) of amendments that begin before the stage ends, and name only its sources
-        for step, amendment in reweights:
-            if amendment.reweight.keys() <= sources and (end is None or step < end):
-                changes.append((step, amendment.reweight))
-                applied.add(amendment)
-        if changes:
-            sampler = sampler.reweighted(changes)
+        # amendments that begin before the stage ends, and name only its sources
+        own = [each for each in reweights if each[1].reweight.keys() <= sources and (end is None or each[0] < end)]
+        if own:
+            sampler = sampler.reweighted([(step, amendment.reweight) for step, amendment in own])
+        applied.update(amendment for _, amendment in own)
         samplers.append(sampler)
         if sampler.num_steps is None:
             if number < len(stages):
@@ -139,7 +137,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress
         if tokens and batching != stream.batching:
             earlier = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
             problem = f"stage {number}: {earlier}; this stage has batches of {stream.batching}"
-            raise PipelineError(f"{problem}. End that stage at the end of an epoch, or keep its batches.")
+            raise PipelineError(f"{problem}. End that stage at the end of an epoch, or keep its batches and sequence length.")
         index = -(-tokens // length)
         gap += index * length - tokens
         start = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)
@@ -151,7 +149,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
     """Return how far a stage has read `stream` after the last step of `sampler`. The rows of `stream` have `length` tokens."""
     end = sampler.end_step
-    if sampler.runs_on or stream.batching:
+    if sampler.runs_on or (stream.batching and stream.num_blocks == 1):
         epoch, index = stream.begin(end)
     else:
         # `stream.begin(end)` may be in the next epoch while rows of this epoch are left. The next stage may use these rows in

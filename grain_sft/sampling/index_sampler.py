@@ -86,7 +86,7 @@ class IndexSampler(EpochSampler):
         start = source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
-            fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
+            fix = "Start at index 0 (an earlier stage has to read whole epochs) with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
         num_blocks = self._num_blocks  # epochs and batch sizes are computed for one block: see `EpochSampler`
         block_rows = source.num_instances // num_blocks
@@ -106,7 +106,9 @@ class IndexSampler(EpochSampler):
         else:
             epochs_of_block = EndingEpochs(block_rows, sizes_of_block, begin, fill=last_batch == "fill")
         costs_of_steps = None if costs is None else Costs(costs, epochs_of_block.cuts)
-        self._set_stream(source, epochs_of_block, source.rows_at(cache_dir, costs_of_steps))
+        # in chunks, because stages with rows of other lengths have chunks of other numbers of rows
+        batching = f"{num_blocks} blocks of {block_rows / self.chunk_size} chunks" if self.host_blocks else ""
+        self._set_stream(source, epochs_of_block, source.rows_at(cache_dir, costs_of_steps), batching)
         if self.num_steps == 0:
             problem = f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}"
             raise SamplerError(f"{problem}. Take more epochs or a smaller batch.")

@@ -158,8 +158,9 @@ class EpochStream:
         its end. If the run skips the whole epoch, the span has 0 rows.
       rows_at: Function (epoch, indices) that returns the rows at `indices` of the epoch's order, numbered from 0 in the source.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
-      batching: Rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later stage of the
-        run can continue inside an epoch only if it has the same rule. "" means that a batch is the next rows of the order.
+      batching: Rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'", or into a block for
+        each host. A later stage of the run can continue inside an epoch only if it has the same rule. "" means that a batch is
+        the next rows of the order.
     """
 
     name: str

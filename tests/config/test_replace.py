@@ -183,6 +183,10 @@ def test_a_wrong_replacement_is_refused(paths):
         ({"source": "b", "file": "x"}, "file"),
     ):
         assert message in error_of(config_of(paths, [{"replace": {"from": 3, **section}}])), section
+    for name in ("b:17", "b"):  # document 17 of the old files, or of the new files?
+        withdraw, replace = {"from": 2, "documents": [name]}, {"from": 3, "source": "b", "path": paths["new"]}
+        message = error_of(config_of(paths, [{"withdraw": withdraw}, {"replace": replace}]))
+        assert f"withdraw '{name}': stages read different files as 'b'" in message
     mixed = config_of(paths, [{"replace": {"from": 3, "source": "b", "weight": 2}}])
     corpus = {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}
     for changed in ({"corpus": corpus}, {"stages": [{"steps": 3}, {"corpus": corpus}]}):

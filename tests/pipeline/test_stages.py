@@ -53,6 +53,16 @@ def test_hosts_that_do_not_divide_the_batches_of_a_later_stage_are_refused(confi
         load(config, Host(0, 4))
 
 
+def test_stages_in_order_maxtext_whose_blocks_differ_are_refused(tmp_path):
+    """A host's block has 10 rows of 16 tokens, but 2 rows of 64. The second stage would repeat 128 tokens of the first."""
+    np.zeros(640, np.uint16).tofile(tmp_path / "tokens.npy")
+    stages = [{"steps": 4}, {"layout": {"sequence_length": 64}}]
+    config = sections(tmp_path / "tokens.npy", 16, corpus={"dtype": "uint16"}, layout="windows", order="maxtext")
+    assert len(load({**config, "stages": stages}, Host(0, 2)).stages) == 2
+    with pytest.raises(PipelineError, match=r"stage 2: .* of 4 blocks of 2\.5 chunks; .* of 4 blocks of 2\.0 chunks"):
+        load({**config, "stages": stages}, Host(0, 4))
+
+
 def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(config):
     stages = config["stages"]
     alone = load({key: value for key, value in config.items() if key != "stages"})
