@@ -83,7 +83,10 @@ run_prepare_tool_sft = functools.partial(_run, template="episode_tool", spelled=
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return the path of the user's tokenizer, or of a tokenizer in a usual place. Without either, train one at `trained`."""
+    """Return the path of the user's tokenizer, or of a tokenizer in a usual place.
+
+    Without either, use the tokenizer that an earlier run left at `trained`, or train one there.
+    """
     if options.tokenizer is not None:
         return str(options.tokenizer)
     named = files.normalize(os.environ.get(TOKENIZER_VARIABLE, ""))

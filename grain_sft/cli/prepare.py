@@ -52,7 +52,7 @@ def prepare(parser: Parser) -> None:
     add("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's, for --template hf or olmo")
     parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
-    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N (100) records")
+    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N records (or 100)")
     add_run_options(parser)
 
 
@@ -161,7 +161,8 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        is_unusual = 2 * count < documents  # if most documents are like this, the template is the cause
+        # If most conversations are like this, their template is the cause. Texts (`text`) have no such template.
+        is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"

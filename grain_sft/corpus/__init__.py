@@ -1,7 +1,7 @@
 """Corpora: which tokens and documents are on disk, and in which formats."""
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundary_documents import part_by_part
+from grain_sft.corpus.boundary_documents import read_unjoined_documents
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.document_finder import DocumentFinder
@@ -23,5 +23,5 @@ __all__ = [
     "Corpus", "CorpusData", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format",
     "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype",
     "TokenFile", "are_long", "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths",
-    "part_by_part", "prepare_manifest", "rows", "scan_corpus", "split_metadata", "split_range", "words_of",
+    "prepare_manifest", "read_unjoined_documents", "rows", "scan_corpus", "split_metadata", "split_range", "words_of",
 ]  # fmt: skip

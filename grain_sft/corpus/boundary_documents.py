@@ -16,23 +16,23 @@ from grain_sft.errors import CorpusError
 from grain_sft.storage import ShardReader, hashing, in_threads, read_whole
 from grain_sft.types import Ints
 
-Pieces = tuple[Ints, Ints]
+Entries = tuple[Ints, Ints]
 """First token and length of each entry of a shard's boundary file: two arrays, int64 [entries]."""
 
 
 def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     """Return the documents that the boundary files state, and the hash of each file."""
-    pieces, hashes = _read_pieces(corpus)
+    entries, hashes = _read_entries(corpus)
     # From the last shard to the first: a document in shards 2, 3 and 4 is joined from 4 to 3, then from 3 to 2.
-    for number, before in reversed(_continued(corpus, pieces)):
-        start, length = pieces[number]
-        _, length_before = pieces[before]
+    for number, before in reversed(_continued(corpus, entries)):
+        start, length = entries[number]
+        _, length_before = entries[before]
         length_before[-1] += length[0]
-        pieces[number] = start[1:], length[1:]
-    return _documents(corpus, pieces, hashes), hashes
+        entries[number] = start[1:], length[1:]
+    return _documents(corpus, entries, hashes), hashes
 
 
-def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
+def read_unjoined_documents(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     """Return the entries of all boundary files, not joined: a document in two shards stays two entries.
 
     With `by_sequence`, the entries of Megatron's files are sequences.
@@ -41,13 +41,13 @@ def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
       CorpusError: A shard has no boundary file, or a file is damaged.
       CorpusFileError: A file is missing, or not the file that was indexed.
     """
-    return _documents(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
+    return _documents(corpus, *_read_entries(corpus, by_sequence=by_sequence))
 
 
-def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
+def _read_entries(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Entries], list[str]]:
     """Return the entries of each shard's boundary file, and the hash of each file. Starts are token offsets in the corpus."""
 
-    def read(shard: Shard, file: BoundaryFile) -> tuple[Pieces, str]:
+    def read(shard: Shard, file: BoundaryFile) -> tuple[Entries, str]:
         data = read_whole(file)
         return file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
 
@@ -57,7 +57,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
     for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
         start += first_token
         first_token += shard.num_tokens
-    return [pieces for pieces, _ in results], [file_hash for _, file_hash in results]
+    return [entries for entries, _ in results], [file_hash for _, file_hash in results]
 
 
 def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
@@ -70,27 +70,27 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
     return boundaries
 
 
-def _documents(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Documents:
-    start = np.concatenate([start for start, _ in pieces])
-    length = np.concatenate([length for _, length in pieces])
-    shard_ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
+def _documents(corpus: CorpusData, entries: list[Entries], hashes: list[str]) -> Documents:
+    start = np.concatenate([start for start, _ in entries])
+    length = np.concatenate([length for _, length in entries])
+    shard_ends = np.cumsum([len(start) for start, _ in entries], dtype=np.int64)
     return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=shard_ends)
 
 
-def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
+def _continued(corpus: CorpusData, entries: list[Entries]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
     Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
 
     If `corpus.sources_file` exists, it states the number of documents. A result with another number is an error. If `continues`
-    is None for a shard, the first of these results that gives this number is returned:
-    - the result by EOS tokens, if the EOS id is known;
+    is None for a shard, three rules are tried in this order. The first that gives the stated number decides:
+    - documents continue where the shard before does not end with an EOS, if the EOS id is known;
     - all entries that may continue a document do so: 10 entries, of which 3 may do so, make 7 documents;
     - no entry continues a document: 10 entries make 10 documents.
     """
     files = boundary_files(corpus)
-    touching = _touching(files, pieces)
-    undecided = [number for number, _ in touching if not files[number].continues]
+    touching = _touching(files, entries)
+    undecided = [number for number, _ in touching if files[number].continues is None]
     if not undecided and corpus.sources_file is None:
         return touching
 
@@ -104,23 +104,23 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
             raise CorpusError(f"{corpus.shards[undecided[0]].path}: {problem}. Give eos_token_id.")
         return by_eos
 
-    num_pieces = sum(len(start) for start, _ in pieces)
+    num_entries = sum(len(start) for start, _ in entries)
     num_documents = corpus.sources_file.size // SOURCE_BYTES
     for continued in (by_eos, touching, []) if undecided else (touching,):
-        if continued is not None and num_pieces - len(continued) == num_documents:
+        if continued is not None and num_entries - len(continued) == num_documents:
             return continued
-    found = f"boundary files hold {num_pieces} pieces, and {len(touching)} of them may continue a document"
+    found = f"boundary files hold {num_entries} entries, and {len(touching)} of them may continue a document"
     problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
     advice = f", or fix eos_token_id ({corpus.eos_token_id})" if undecided else ""
     raise CorpusError(f"{problem}. Copy the files again{advice}.")
 
 
-def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for each shard whose first piece may continue the last piece of the shard before."""
+def _touching(files: list[BoundaryFile], entries: list[Entries]) -> list[tuple[int, int]]:
+    """Return (shard, shard before) for each shard whose first entry may continue the last entry of the shard before."""
     touching = []
-    with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
-    for before, number in itertools.pairwise(with_pieces):
-        (start_before, length_before), (start, _) = pieces[before], pieces[number]
+    with_entries = [number for number, (start, _) in enumerate(entries) if len(start)]
+    for before, number in itertools.pairwise(with_entries):
+        (start_before, length_before), (start, _) = entries[before], entries[number]
         may_continue = files[number].kind in CUTTING_KINDS and files[number].continues is not False
         if may_continue and start_before[-1] + length_before[-1] == start[0]:
             touching.append((number, before))

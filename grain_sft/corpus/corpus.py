@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import check_choice
 from grain_sft.corpus import index_writer
-from grain_sft.corpus.boundary_documents import part_by_part
+from grain_sft.corpus.boundary_documents import read_unjoined_documents
 from grain_sft.corpus.content import content_of_corpus
 from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.document_finder import DocumentFinder
@@ -77,7 +77,7 @@ class Corpus(CorpusData):
         Documents of Megatron's files are groups of sequences. In any other corpus, each document is one sequence.
         """
         if any(shard.boundaries is not None and shard.boundaries.groups_sequences for shard in self.shards):
-            return part_by_part(self, by_sequence=True)
+            return read_unjoined_documents(self, by_sequence=True)
         return self.documents
 
     @functools.cached_property

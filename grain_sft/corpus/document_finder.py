@@ -58,7 +58,7 @@ class DocumentFinder:
         return content.content_of_tokens(self.corpus, self._hashes, self._bos)
 
     @functools.cached_property
-    def tokens(self) -> str | None:
+    def tokens_hash(self) -> str | None:
         """Hash of all tokens; None for a corpus with boundary files."""
         return None if self.corpus.has_boundary_files else content.hash_of_tokens(self.corpus, self._hashes)
 

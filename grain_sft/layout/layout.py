@@ -230,7 +230,7 @@ class Layout(FromPieces):
         """Values or hashes of all that decides the rows, under the names `corpus` and `layout`."""
         corpus = self.corpus
         size = f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"
-        tokens = (self.finder or corpus.find_documents()).tokens if self.follows_documents else None
+        tokens = (self.finder or corpus.find_documents()).tokens_hash if self.follows_documents else None
         facts = filter(None, (size, corpus.ends_fingerprint, tokens))
         return {"corpus": ", ".join(facts), "layout": self._rows_receipt}
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
+from grain_sft.corpus import Corpus, Documents, Shard, read_unjoined_documents
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.plan import Columns, check_columns, pieces_to_pack, plan_columns
@@ -98,9 +98,9 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:
-        # In OLMo-core, a document that crosses a shard border is a separate document in each shard, as in `part_by_part`. So
-        # the pieces are compared with these documents. But the column `document` has the numbers of whole documents.
-        _documents_of(where, start, stop, part_by_part(corpus), options)
+        # In OLMo-core, a document that crosses a shard border is a separate document in each shard. So the pieces are compared
+        # with unjoined documents. But the column `document` has the numbers of whole documents.
+        _documents_of(where, start, stop, read_unjoined_documents(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
     try:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
-from grain_sft.corpus import Corpus, Documents, part_by_part
+from grain_sft.corpus import Corpus, Documents, read_unjoined_documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
@@ -68,7 +68,7 @@ class OlmoVslLayout(Layout):
         documents = self.finder.documents
         self.highest_token = documents.highest_token
         has_sidecars = corpus.has_boundary_files and boundaries == "auto"
-        to_cut = part_by_part(corpus) if has_sidecars else documents
+        to_cut = read_unjoined_documents(corpus) if has_sidecars else documents
         chunks = [_chunks(to_cut, length, self.sequence_length) for length in self.row_lengths]
         self.row_counts = tuple(len(starts) for _, starts in chunks)
         self._document: Ints = np.concatenate([numbers for numbers, _ in chunks])

@@ -58,7 +58,8 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 def _check_layout(report: Report, layout: Layout, where: str) -> None:
     """Check the pieces of the rows of each part of a layout. A fast check reads only the first and last rows.
 
-    Each piece must lie in its shard and its document, and fit its row. A row must not depend on the other rows of a call.
+    Each piece must lie in its shard and its document, and fit its row. A row's pieces must be the same in every
+    call of `pieces`, whatever other rows the call has.
     """
     for name, part in layout.parts.items():
         count, source = len(part), f"source {name}, " if name else ""
@@ -89,6 +90,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             sentence = f"order {orders} returns row {rows[slot]} in one call and row {again[slot]} in another"
             report.wrong("sampler", where, f"{sentence}. Let it depend only on its arguments.", f"step {step}")
             return
+    # With `runs_on`, a step may have rows of two epochs. One host of several reads only its own rows.
     steps = sampler.steps_per_epoch
     if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:
         return
@@ -157,7 +159,7 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
     """Return a sentence about an error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
 
-    With `positions_apart`, positions are not checked.
+    With `positions_apart`, a trait of transforms, positions need not follow the segments and are not checked.
     """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if ("inputs" in batch) != ("targets" in batch):
@@ -176,7 +178,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
     wrong: dict[str, Bools] = {}
     if not positions_apart:
-        # A segment begins where `diff` is not 0. After padding, which may replace withdrawn tokens, it may also continue.
+        # Where `diff` is not 0, a segment begins, or it continues after padding that replaces withdrawn tokens.
         after_padding = np.pad(segments[:, :-1] == 0, ((0, 0), (1, 0)))
         begins_wrong = np.diff(segments, axis=1, prepend=0) * positions != 0
         wrong["a segment does not begin at position 0"] = begins_wrong & ~after_padding

@@ -59,13 +59,13 @@ def verify(
         ("corpus", corpus is not None, "plan"),
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
-        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # used by corpora and configs
         # options also apply to the `corpus` that a plan is compared with
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
         if is_given and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
-            raise CorpusError(f"{path} is read as a {kind}, but {name} applies only to a {used_by}. {fix}.")
+            raise CorpusError(f"{path} is read as a {kind}, but {name} applies to a {used_by}. {fix}.")
     report = Report(kind, path, full or kind == "plan")  # a plan is always read in full, for its checksum
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
@@ -108,6 +108,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
                         stage_report.take(part_report)
                 stage_vocab_sizes.append(vocab_sizes[corpus_key])
             if not stage_report.has_wrong("files"):
+                # if one size is unknown, the batch's ids are not compared with a size; `filter` is only for the type
                 largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
                 check_pipeline(stage_report, stage, path, largest)
             if stage_report is not report:

@@ -164,7 +164,7 @@ def test_the_eos_or_the_number_of_sources_shows_whether_a_document_continues_in_
             assert_documents(open_corpus(folder, eos_token_id=EOS), listed)
         write_sources(folder / "sources.bin", listed)
         for eos in (None, EOS, 77):
-            if name == "truncated":  # 2 documents in 3 pieces: nothing states which two belong together
+            if name == "truncated":  # 2 documents in 3 entries: nothing states which two belong together
                 assert "lists 2 documents" in error_of(folder, eos_token_id=eos)
             else:
                 assert_documents(open_corpus(folder, eos_token_id=eos), listed, sources=True)
@@ -176,14 +176,14 @@ def test_the_statistics_state_which_parts_begin_within_a_document(tmp_path):
     """The documents have 4, 2, 4 and 2 tokens, and a part has 2. So parts 1 and 4 begin within a document."""
     docs = [(np.array([5, 6, 7, 8], np.uint32), np.ones(4, bool)), (np.array([9, 9], np.uint32), np.ones(2, bool))] * 2
     folder = write_olmo(tmp_path, docs, part_tokens=2, sources=True)
-    assert "lists 4 documents, but boundary files hold 6 pieces" in error_of(folder)
+    assert "lists 4 documents, but boundary files hold 6 entries" in error_of(folder)
     path = folder / "dataset_statistics.json"
     path.write_text(json.dumps({"continued_parts": [1, 4]}))
     assert_documents(open_corpus(folder), docs, sources=True)
     path.write_text(json.dumps({"continued_parts": [1, "4"]}))
     assert "continued_parts[1] is '4'; expected an integer" in error_of(folder)
     path.write_text(json.dumps({"continued_parts": [1, 3, 4]}))
-    assert "6 pieces, and 3 of them may continue a document. Copy the files again." in error_of(folder)
+    assert "6 entries, and 3 of them may continue a document. Copy the files again." in error_of(folder)
 
 
 def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):

@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_while_it_holds_a_lock_of_grain_is_an_error(pipe
     assert wait_until(lambda: not workers_of(before))
 
 
-@pytest.mark.heavy  # a worker that is killed while it holds a lock of Grain's can keep `grain.DataLoader` waiting
+@pytest.mark.heavy  # may hang: `grain.DataLoader` keeps waiting if the killed worker held a lock of Grain's
 def test_a_data_loader_whose_worker_was_killed_raises_instead_of_skipping_a_step(pipeline):
     """Grain's own iterator would go on with the next step."""
     before = set(multiprocessing.active_children())

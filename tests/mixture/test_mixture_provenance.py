@@ -52,15 +52,15 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, run_command):
         printed = run_command("trace", path, *arguments, "--format", "jsonl").out
         return [json.loads(line) for line in printed.splitlines()][1:]
 
-    documents = len(load(path).source.layout.parts["chat"].corpus.documents)
-    seen = next(line["document"] for line in traced("--steps", "0:5") if line["source"] == "talks")
-    found = traced("--document", f"talks:{seen - documents}")
-    assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
+    num_chats = len(load(path).source.layout.parts["chat"].corpus.documents)
+    document = next(line["document"] for line in traced("--steps", "0:5") if line["source"] == "talks")
+    found = traced("--document", f"talks:{document - num_chats}")
+    assert found and all(line["document"] == document and line["source"] == "talks" for line in found)
     found = traced("--record", "1:2")
     assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
-    for record, lines in (("1:2", True), ("1:999", False)):  # only "chat" states the records of its documents
+    for record, is_found in (("1:2", True), ("1:999", False)):  # only "chat" states the records of its documents
         printed = run_command("trace", path, "--record", record)
-        assert ("no document" in printed.out) != lines
+        assert ("no document" in printed.out) == (not is_found)
         assert "Sources not searched: 'talks', 'web'. The first error: " in printed.err
     assert "epoch of chat" in run_command("trace", path, "--checkpoints", "10").out
     assert "layout of talks" in run_command("receipt", path).out

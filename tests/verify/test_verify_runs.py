@@ -225,7 +225,7 @@ def test_exit_codes_and_json_state_the_result(tmp_path, config, run_command):
     assert "no such file" in run_command("verify", tmp_path / "nothing", status=1).out.lower()
     run_command("verify", config(), "--vocab-size", "1000")
     for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
-        assert f"but {unused[0][2:]} applies only to a" in run_command("verify", root, *unused, status=1).err
+        assert f"but {unused[0][2:]} applies to a" in run_command("verify", root, *unused, status=1).err
     error = run_command("verify", config(), "--no-use-loss-mask", "--eos-token-id", "0", status=1).err
     assert "Leave out eos_token_id, use_loss_mask" in error
     for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
@@ -246,5 +246,5 @@ def test_a_corpus_a_config_and_a_plan_are_recognized_by_name_and_content(tmp_pat
     assert not verify(tmp_path / "odd.json").sound
     with pytest.raises(CorpusError, match="expected one of corpus, plan, config"):
         verify(root, what="thing")
-    with pytest.raises(CorpusError, match="is read as a plan, but vocab_size applies only to a corpus"):
+    with pytest.raises(CorpusError, match="is read as a plan, but vocab_size applies to a corpus"):
         verify(root, what="plan", vocab_size=5)

@@ -1,7 +1,7 @@
 """Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
 Each prefix is a shard. A blend is a list of weights and prefixes in turn, such as "0.3 A 0.7 B". A split such as "969,30,1"
-divides the sequences of each prefix into subsets. Blends and splits are read as by these functions of megatron-core 0.16.1:
+divides the sequences of each prefix into subsets. Both are parsed as in these functions of megatron-core 0.16.1:
   - for blends: `get_blend_from_list` (datasets/utils.py);
   - for splits: `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
@@ -163,13 +163,13 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     return Shard(**vars(stamp), num_tokens=num_tokens, boundaries=boundaries), header
 
 
-def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
+def split_range(split: str, subset: str, count: int, name_prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset of `count` sequences or documents.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `prefix` precedes the
-    names `split` and `subset`, such as "document_" in `document_split`.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `name_prefix` precedes
+    the names `split` and `subset`, such as "document_" in `document_split`.
     """
-    expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
+    expected = f"{name_prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
         raise CorpusError(f"{expected}. Fix the split.")
     weights = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
@@ -178,7 +178,7 @@ def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[
     bounds = [0, *itertools.accumulate((weights / weights.sum()).tolist())]
     i = SUBSETS.index(subset)
     if bounds[i + 1] <= bounds[i]:
-        raise CorpusError(f"{prefix}split={split!r} has nothing for {prefix}subset={subset!r}. Open another subset.")
+        raise CorpusError(f"{name_prefix}split={split!r} has nothing for {name_prefix}subset={subset!r}. Open another subset.")
     return round(bounds[i] * float(count)), round(bounds[i + 1] * float(count))
 
 
@@ -199,7 +199,8 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    Words with numbers in wrong places are also a blend, which `_blend` refuses, unless every number is the name of a file.
+    Words with numbers in other places are not a blend if every number is the name of a file. Otherwise, they are a wrong blend,
+    which `_blend` refuses.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

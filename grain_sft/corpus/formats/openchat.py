@@ -40,7 +40,7 @@ _ROWS_AT_ONCE = 1024
 _BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
-_FLOATS = ("num_seqs", "nz_shifted_loss_weights")
+_FLOATS = ("num_seqs", "nz_shifted_loss_weights")  # columns that may hold floats
 
 
 class OpenChat(Format):
@@ -75,7 +75,7 @@ class OpenChat(Format):
             tokens, weights, documents = unpacked
             sources = listing.sidecar(found, f"{stem}.sources.bin")
             split = Split((tokens,), _read_metadata(found, own_metadata, listing), dtype, sources=sources)
-            corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
+            corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, boundaries_kind="pairs")], options)
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -93,7 +93,10 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the folder's metadata if they name the tokenizer of `own_metadata`, or if that is None; else `own_metadata`."""
+    """Return the metadata of a Parquet file: its own, or those of its folder.
+
+    The folder's metadata are returned if `own_metadata` is None, or if both name the same tokenizer.
+    """
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder

@@ -7,7 +7,8 @@ olmo_filter.npz: the rows of tokens that the file already has, and whether the r
   (`instance_mask`) and of MaxText let each row pass.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), grain 0.2.18, numpy 2.4.6, and MaxText 0.2.5 as an unpacked wheel
-(pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel). They give the same bytes.
+(pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel). They give the bytes
+of the stored files.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ UNUSED_TOKEN = 0x7FFFFFFF  # in the tail of a file, which no instance may hold
 
 
 def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
-    """Return MaxText's version and its modules `olmo_data` and `olmo_data_grain`, imported without the rest of MaxText."""
+    """Return MaxText's modules `olmo_data` and `olmo_data_grain`, imported without the rest of MaxText, and its version."""
     for name in ("maxtext", "maxtext.input_pipeline"):
         stub = types.ModuleType(name)
         stub.__path__ = [str(wheel.joinpath(*name.split(".")))]
@@ -68,7 +69,7 @@ ORDER_CASES = (
     OrderCase((1201, 2, 777, 1023), 8, 12, 3, 0, 3),
     OrderCase((2799,), 7, 48, 8, 123456789, 2),
     OrderCase((127, 128, 129), 32, 3, 3, 1, 1),  # files end one token before, at, and after the end of an instance
-    OrderCase((19, 22), 1, 8, 2, 34521, 2),  # one instance a token: a batch is as many tokens as instances
+    OrderCase((19, 22), 1, 8, 2, 34521, 2),  # each instance is one token, so a batch of 8 instances is 8 tokens
     *(OrderCase((30, second), 5, 8, 2, 34521, 1) for second in (9, 13)),  # 7 and 8 instances, batches of 8
 )
 
@@ -210,7 +211,7 @@ if __name__ == "__main__":
     given = options("the golden files of OLMo-core's and MaxText's orders and filter", "--maxtext")
     olmo_data, olmo_data_grain, version = import_maxtext(given.maxtext)
     for name, found in {"olmo": olmo_order(), "maxtext": maxtext_order(olmo_data_grain, version)}.items():
-        write_json(given.out / f"{name}_order.json", found, compact=found)
+        write_json(given.out / f"{name}_order.json", found, compact=found.keys())
     write_maxtext_index(olmo_data, given.out / "maxtext" / "index.json")
     with np.load(GOLDEN / "olmo_filter.npz") as kept:
         rows = {int(name.removeprefix("rows_")): kept[name] for name in kept.files if name.startswith("rows_")}

@@ -1,4 +1,4 @@
-"""Each row of an Arrow file or stream is read as one record. The error of a damaged file names it."""
+"""Each row of an Arrow file or stream is read as one record. The error of a damaged file states the file's path."""
 
 import functools
 import gzip
@@ -60,7 +60,7 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
     path = str(tmp_path / "a.arrow")
     write(path, arrow.Table.from_batches(batches))
     assert [raw["text"] for _, raw in read(path)] == [word for each in words for word in each]
-    assert (len(units_of(path)[1]) == 1) == changing
+    assert (len(units_of(path)[1]) == 1) == changing  # a file whose dictionaries change is one unit
     write(path, arrow.Table.from_batches([batch[:0] for batch in batches]))
     assert not read(path)
 
