@@ -132,8 +132,7 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     """Return loaders of the same documents, by name. A document is random uint32 tokens and an EOS."""
     rng = np.random.default_rng(0)
-    lengths = np.exp(rng.normal(np.log(profile.median), 1.0, profile.documents))
-    ends = np.cumsum(np.clip(lengths, 1, profile.sequence_length).astype(np.int64))
+    ends = np.cumsum(made_up_lengths(profile.documents, profile.median, profile.sequence_length))
     tokens = rng.integers(2, 100_000, int(ends[-1]), dtype=np.uint32)
     tokens[ends - 1] = 1  # EOS
     path = folder / f"{profile.name}.npy"

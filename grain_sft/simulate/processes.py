@@ -201,9 +201,7 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
     demand = _modelled_demand(pipeline, hosts, measured, conditions)
     return {
-        "requests": fit.opening["requests"] + int(demand.requests.sum()),
-        "received": fit.opening["received"] + int(demand.received.sum()),
-        "local": fit.opening["local"] + int(demand.local.sum()),
+        **{name: count + int(getattr(demand, name).sum()) for name, count in fit.opening.items()},
         "start_up_s": fit.start_s(conditions) + float(demand.seconds[0, 0]),
         "peak_mb": fit.memory_mb(conditions, float(demand.received.max())),
     }

@@ -35,17 +35,16 @@ class Withdrawals:
     """
 
     def __init__(self, source: NpyDataSource | MixtureSource, documents: Ints, steps: Ints) -> None:
-        layout = source.layout
-        self._source, self._layout = source, layout
+        self._source, self._layout = source, source.layout
         self._parts: dict[str, _WithdrawnDocuments] = {}
         self._arrays = Arrays()
         unknown = np.ones(len(documents), np.bool_)
-        for name, part, in_part, own in split_documents(layout, documents):
+        for name, part, in_part, own in split_documents(self._layout, documents):
             unknown &= ~in_part
             if len(own):
                 self._parts[name] = _WithdrawnDocuments(part, own, steps[in_part])
         if unknown.any():
-            expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
+            expected = f"expected 0 to {self._layout.num_documents - 1}, the documents of the run"
             raise RowIndexError(f"withdraw: document {documents[unknown][0]}: {expected}.")
         self._first_step = int(steps.min())
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from grain.transforms import Map
 
+from grain_sft.errors import TransformError
 from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import as_int32, require_keys
 from grain_sft.transforms.ngram_filter import NgramFilter
@@ -85,7 +86,12 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
     left. It applies no transform in three cases: `source` lacks `read_rows`, ShiftTargets is missing, or a transform before
     ShiftTargets is not an NgramFilter. A subclass of NgramFilter or ShiftTargets does not count.
+
+    Raises:
+      TransformError: ShiftTargets is applied to preference pairs.
     """
+    if source.layout.of_pairs and any(isinstance(transform, ShiftTargets) for transform in transforms):
+        raise TransformError("ShiftTargets would train on the pairs' rejected responses. Use SplitPairs, or a Map of yours.")
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:
         index = kinds.index(ShiftTargets)

@@ -31,18 +31,17 @@ class SplitPairs(grain.transforms.Map):
 
     def __init__(self, prompt_length: int, pad_token_id: int) -> None:
         self.prompt_length = as_integer("SplitPairs: prompt_length", prompt_length, 1, TransformError)
-        self.pad_token_id = as_integer("SplitPairs: pad_token_id", pad_token_id, 0, TransformError)
-        if self.pad_token_id > INT32_MAX:
-            raise TransformError(f"SplitPairs: pad_token_id={pad_token_id}: expected at most {INT32_MAX}.")
+        self.pad_token_id = as_integer("SplitPairs: pad_token_id", pad_token_id, 0, TransformError, INT32_MAX)
         self._warned = False
 
     def map(self, element: Element) -> Element:
         """Return the six arrays for the rows of pairs in `element`.
 
         Raises:
-          TransformError: The rows are not pairs with prompts of at most P tokens, or a token does not fit in int32.
+          TransformError: The rows are not pairs with prompts of at most P tokens, a token of a response takes no loss, or a
+            token does not fit in int32.
         """
-        require_keys(self, element, ("tokens", "segment_ids"))
+        require_keys(self, element, ("tokens", "loss_mask", "segment_ids"))
         tokens, segments, prompt = as_int32(element["tokens"]), element["segment_ids"], self.prompt_length
         response, odd = divmod(tokens.shape[-1] - prompt, 2)
         sizes = {"prompt": prompt, "chosen": response, "rejected": response}
@@ -51,6 +50,10 @@ class SplitPairs(grain.transforms.Map):
         if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):
             problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
             raise TransformError(f"{self!r}: {problem}. Use a layout of kind pairs that has this prompt_length.")
+        without_loss = np.argwhere((segments > 1) & ~element["loss_mask"]).tolist()
+        if without_loss:
+            problem = f"the token at {without_loss[0]} takes no loss, but trainers of pairs train on whole responses"
+            raise TransformError(f"{self!r}: {problem}. Remove the transform that masks it, or give use_loss_mask: false.")
         batch: Element = {}
         first = np.zeros_like(lengths[0])  # column at which the part begins in each row
         for (name, size), length in zip(sizes.items(), lengths, strict=True):

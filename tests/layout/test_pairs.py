@@ -113,6 +113,16 @@ def test_token_files_of_pairs_open_as_a_list_or_a_mix_but_make_no_rows_with_othe
             PairsLayout(both, 48)
 
 
+def test_transforms_that_would_train_on_other_tokens_are_refused(tmp_path):
+    config = config_of(write_pairs(tmp_path, [[[5], [6, 2], [7, 2]]] * 8, shards=1))
+    masks = {"mask_eod": {"eod_token_id": 2, "as_target": True}}
+    split = {"split_pairs": {"prompt_length": 16, "pad_token_id": PAD}}
+    with pytest.raises(GrainSftError, match=r"the token at \[0, 2\] takes no loss, but trainers of pairs"):
+        load({**config, "transforms": [masks, split]})[0]
+    with pytest.raises(GrainSftError, match="would train on the pairs' rejected responses"):
+        load({**config, "transforms": ["shift_targets"]})
+
+
 def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, caplog):
     corpus = open_corpus(write_pairs(tmp_path, [[[5, PAD], [6], [7]]], shards=1))
     element = NpyDataSource(PairsLayout(corpus, 8)).read([0])
@@ -121,7 +131,8 @@ def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, ca
 
 
 def test_tokens_and_padding_beyond_their_dtype_are_widened_or_refused():
-    element = {"tokens": np.arange(6, dtype=np.uint16), "segment_ids": np.array([1, 1, 2, 2, 3, 0], np.int32)}
+    segments = np.array([1, 1, 2, 2, 3, 0], np.int32)
+    element = {"tokens": np.arange(6, dtype=np.uint16), "loss_mask": segments > 1, "segment_ids": segments}
     batch = SplitPairs(2, 70_000).map(element)
     assert batch["rejected_ids"].tolist() == [4, 70_000] and batch["rejected_mask"].tolist() == [1, 0]
     with pytest.raises(GrainSftError, match=r"a token id at \[0\] of the batch is above"):
