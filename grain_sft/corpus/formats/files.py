@@ -192,7 +192,12 @@ def expand(path: str) -> list[str]:
             return [path]
         found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
-        walked = os.walk(Path(path), onerror=files.refuse_unlisted)
+        walked = list(os.walk(Path(path), onerror=files.refuse_unlisted))
+        searched = {os.path.realpath(folder) for folder, _, _ in walked}
+        for link in (os.path.join(folder, name) for folder, names, _ in walked for name in names):
+            if os.path.realpath(link) not in searched and files.glob(f"{glob.escape(link)}/**/*.npy"):
+                problem = f"{link}: is a link to a folder of token files, and links are not followed"
+                raise CorpusFileError(f"{problem}. Give the glob '{path.rstrip('/')}/**/*.npy', which follows them.")
         below = (os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".npy"))
         found = sorted(filter(os.path.isfile, below))
     else:

@@ -39,8 +39,6 @@ class Primer(Format):
         name = files.name_of(path)
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
-        elif name.endswith((".bin", ".npy")):
-            return None
         else:
             homes = [files.join(path, "train_"), files.join(path, _LINKS)]
             if name in ("train", "val"):

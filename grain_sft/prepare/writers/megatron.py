@@ -22,11 +22,10 @@ _MAX_LENGTH = (1 << 31) - 1  # tokens; the index stores lengths as int32
 def check(plan: Plan) -> None:
     """Refuse weights other than 0 and 1, and documents of more than 2**31 - 1 tokens."""
     refuse_weights(plan)
-    for split in plan.statistics:
-        longest = int(plan.documents.lengths[plan.splits[split]].max(initial=0))
-        if longest > _MAX_LENGTH:
-            problem = f"a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
-            raise PrepareError(f"format megatron: {problem}. Divide it.")
+    longest = max(int(plan.documents.lengths[ids].max(initial=0)) for ids in plan.splits.values())
+    if longest > _MAX_LENGTH:
+        problem = f"a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
+        raise PrepareError(f"format megatron: {problem}. Divide it.")
 
 
 def write(plan: Plan, task: Task) -> None:
