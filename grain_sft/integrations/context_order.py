@@ -49,9 +49,5 @@ class ContextOrder:
         for place in range(start // size, -(-stop // size)):  # number of a chunk in the array
             chunk = place // 2 if place % 2 == 0 else 2 * self.shards - 1 - place // 2  # the chunk's number in the row
             shift = (chunk - place) * size
-            first = max(start, place * size) + shift
-            end = min(stop, (place + 1) * size) + shift
-            if ranges and ranges[-1][1] == first:
-                first, _ = ranges.pop()
-            ranges.append((first, end))
+            ranges.append((max(start, place * size) + shift, min(stop, (place + 1) * size) + shift))
         return ranges

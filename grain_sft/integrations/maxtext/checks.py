@@ -18,10 +18,9 @@ _BLOCK_ROWS = 1 << 16
 
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for runs that resume on fewer hosts, but grain_sft resumes on any number of hosts. Set it to -1."
-_OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
 _MASKS = "grain_sft does not make the masks of this objective. Choose another objective."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "dataset_type": (lambda value: value != "olmo_grain", _OTHER),
+    "dataset_type": (lambda value: value != "olmo_grain", "expected 'olmo_grain', which grain_sft replaces. Remove the key."),
     "enable_rampup_batch_size": (bool, _RAMPUP),
     "reuse_example_batch": (bool, "it trains on the first batch in every step. Set it to 0."),
     "training_objective": (lambda value: value == "block_diffusion", _MASKS),

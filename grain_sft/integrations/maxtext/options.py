@@ -74,6 +74,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
     ours: dict[str, str] = {}
     for word in arguments:
+        if word.startswith("dataset_type=") and word != "dataset_type=olmo_grain":
+            raise ConfigError(f"{word}: the data come from grain_sft. Remove this argument.")
         name, equals, text = word.removeprefix(PREFIX).partition("=")
         if word.startswith(PREFIX) and not equals:
             raise ConfigError(f"{word}: expected {word}=VALUE.")
@@ -81,9 +83,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
             raise ConfigError(f"{PREFIX}{name} is given as {ours[name]!r} and as {text!r}. Give one of them.")
     options = Options.from_environment(**ours)
     theirs = [word for word in arguments if not word.startswith((PREFIX, "dataset_type="))]
-    for word in arguments:
-        if word.startswith("dataset_type=") and word != "dataset_type=olmo_grain":
-            raise ConfigError(f"{word}: the data come from grain_sft. Remove this argument.")
     for number, word in enumerate(theirs):
         if word.startswith("-"):
             raise ConfigError(f"{word}: options have no dashes here. Write {word.lstrip('-')}.")
