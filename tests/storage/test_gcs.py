@@ -1,6 +1,7 @@
 """A corpus in a bucket equals its local copy. The real gcsfs client reads it from an emulator of Cloud Storage."""
 
 import batches
+import fsspec
 import numpy as np
 import pytest
 from failing_proxy import before_emulator
@@ -125,6 +126,7 @@ def test_objects_that_are_not_in_the_bucket_are_named(client, bucket_name):
     for name in ("none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"):
         for url in (f"gs://{bucket_name}/{name}", [f"gs://{bucket_name}/{name}"]):
             assert f"gs://{bucket_name}/{name}" in error_of(lambda url=url: grain_sft.open_corpus(url))
+    assert f"{BUCKET}code: is a folder; expected a file" in error_of(lambda: grain_sft.open_corpus(f"{BUCKET}c*"))
     client.rm("bucket/data/web/0.npy")
     message = error_of(lambda: grain_sft.open_corpus(f"{BUCKET}mix.txt"))
     assert f"{BUCKET}web/0.npy: no such file" in message and "path_remap" in message
@@ -156,8 +158,10 @@ def test_an_object_that_was_written_after_a_listing_is_seen(client):
     assert [shard.num_tokens for shard in grain_sft.open_corpus(f"{BUCKET}web/*.npy").shards] == [40, 1, 2]
 
 
-def test_a_url_of_an_unknown_protocol_is_an_error():
-    assert "nosuch://bucket/a.npy" in error_of(lambda: grain_sft.open_corpus("nosuch://bucket/a.npy"))
+def test_a_url_of_an_unknown_protocol_and_a_wrong_token_are_errors(monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "gs", {"token": {"type": "external_account"}})
+    for url in ("nosuch://bucket/a.npy", "gs://bucket/a.npy"):
+        assert f"{url}: fsspec can't make a file system" in error_of(lambda url=url: grain_sft.open_corpus(url))
 
 
 def test_an_exception_of_the_client_becomes_an_error_that_names_the_url():

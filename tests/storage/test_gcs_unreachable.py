@@ -8,10 +8,12 @@ import itertools
 import socket
 import threading
 import time
+from unittest import mock
 
 import fsspec
 import pytest
 from batches import sections, write_config
+from google.auth.exceptions import RefreshError
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -60,10 +62,7 @@ def machine(monkeypatch, tmp_path):
     return lambda address: monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": address})
 
 
-EMULATORS = [("localhost:4443", "http://localhost:4443"), ("default", "https://storage.googleapis.com")]
-
-
-@pytest.mark.parametrize(("host", "server"), EMULATORS)
+@pytest.mark.parametrize("host, server", [("my:44", "http://my:44"), ("default", "https://storage.googleapis.com")])
 def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, host, server):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
     monkeypatch.setenv("GCE_METADATA_HOST", "http://metadata.google.internal")  # a URL instead of a host
@@ -96,11 +95,16 @@ def test_a_missing_network_is_named(machine, tmp_path, silent):
         assert_errors(tmp_path, f"the network does not reach {address}")
 
 
-def test_missing_credentials_are_named(machine, tmp_path, capsys):
+def test_missing_and_refused_credentials_are_named(machine, tmp_path, capsys):
     with serving(itertools.repeat(401), REFUSAL) as address:
         machine(address)
         assert_errors(tmp_path, "no credentials of Google Cloud were found")
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
+        for reason in ("invalid_grant: Bad Request", "Reauthentication is needed.", "The credentials do not"):
+            refused = mock.Mock(valid=False, **{"refresh.side_effect": RefreshError(reason, {})})
+            clients.filesystem(URL).credentials.credentials = refused
+            with pytest.raises(grain_sft.GrainSftError, match=rf"can't be renewed \({reason.rstrip('.')}\). Run `gcloud"):
+                files.size(URL)
     assert "gcloud auth application-default login" in capsys.readouterr().out
 
 

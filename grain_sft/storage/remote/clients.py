@@ -34,6 +34,7 @@ def filesystem(path: str) -> Any:
 
     protocol = path.split("://", 1)[0]
     options: dict[str, Any] = {"use_listings_cache": False}
+    seconds = Limits.from_environment().seconds
     try:
         if protocol in ("gs", "gcs"):
             import aiohttp
@@ -43,7 +44,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # anonymous access, for public files: gcsfs then does not search again
             if "requests_timeout" not in _configured("gs", "gcs"):  # gcsfs would wait for an answer without end
-                options["requests_timeout"] = aiohttp.ClientTimeout(sock_read=Limits.from_environment().seconds)
+                options["requests_timeout"] = aiohttp.ClientTimeout(sock_read=seconds)
             if emulator := _emulator():
                 # gcsfs would read $STORAGE_EMULATOR_HOST at each request: a change would move open files to another server
                 options["endpoint_url"] = emulator
@@ -59,9 +60,9 @@ def filesystem(path: str) -> Any:
         if protocol in ("s3", "s3a"):
             raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
         raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
-    except ValueError as error:
-        problem = f"{path}: fsspec can't make a file system for {protocol}:// ({error})"
-        raise CorpusFileError(f"{problem}. Check the protocol of the URL.") from error
+    except Exception as error:  # each client raises its own kinds of exceptions
+        problem = f"{path}: fsspec can't make a file system for {protocol}:// ({type(error).__name__}: {error})"
+        raise CorpusFileError(f"{problem}. Check the protocol, and the token and other options of fsspec.") from error
 
 
 def lacks_credentials(path: str, error: BaseException) -> bool:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
+from grain_sft.storage.remote import retries
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, filesystem, lacks_credentials
 from grain_sft.storage.remote.requests import Job, request_body, request_info, run_jobs, size_of, version_of
 from grain_sft.storage.remote.responses import Range
-from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
+from grain_sft.storage.remote.retries import Limits, RefusedError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests
 
@@ -115,13 +116,14 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
         of_version = f" ({version})" if version else ""
         problem = f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use"
         return CorpusFileError(f"{problem}. Restore it, or index the corpus again.")
-    if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
-        kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
+    # s3fs repeats requests itself, and then raises the last error
+    kind = RemoteTimeoutError if "://" in path and retries.is_transient(error) else CorpusFileError
+    if isinstance(error, (RequestFailedError, RefusedError, WrongBodyError)):
         return kind(f"{path}: {part}can't be read: {error}.")
     found = f"({type(error).__name__}: {error})"
     if lacks_credentials(path, error):
         return CorpusFileError(f"{path}: {part}can't be read: {NO_CREDENTIALS} {found}.")
-    return CorpusFileError(f"{path}: {part}can't be read {found}. Check the path and its permissions.")
+    return kind(f"{path}: {part}can't be read {found}. Check the path and its permissions.")
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
@@ -148,7 +150,7 @@ def size_and_version(path: str) -> tuple[int, str | None]:
     """Return the number of bytes and the version of a file."""
     (info,) = infos([path])
     if info.get("type") == "directory":
-        raise failure(path, FileNotFoundError(path))
+        raise CorpusFileError(f"{path}: is a folder; expected a file. Name its files.")
     return size_of(path, info), version_of(info)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gcsfs.core import GCSFileSystem
 
 from grain_sft.storage import activity
-from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
+from grain_sft.storage.remote.retries import Limits, RefusedError, WrongBodyError, retried
 
 
 class GoogleStorage(GCSFileSystem):
@@ -30,12 +30,18 @@ class GoogleStorage(GCSFileSystem):
         call = super()._call
 
         async def attempt() -> Any:
-            if self.credentials.credentials is not None:
-                await _in_a_thread(self.credentials.maybe_refresh)
             try:
+                if self.credentials.credentials is not None:
+                    await _in_a_thread(self.credentials.maybe_refresh)
                 return await call(method, path, *args, **options)
             except json.JSONDecodeError as error:
                 raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
+            except Exception as error:
+                reason = str(*getattr(error.__cause__, "args", ())[:1])  # that of google-auth, which gcsfs's error lacks
+                if reason.startswith(("invalid_grant", "Reauthentication", "The credentials do not")):
+                    fix = "Run `gcloud auth application-default login`, or give another token or key file"
+                    raise RefusedError(f"Google's credentials can't be renewed ({reason.rstrip('.')}). {fix}") from error
+                raise
 
         seconds = Limits.from_environment().seconds
         with activity.open_request(f"{method} {path}"):
@@ -45,16 +51,14 @@ class GoogleStorage(GCSFileSystem):
 
 async def _in_a_thread(function: Callable[[], object]) -> None:
     """Call `function`, which may block for minutes, in a daemon thread: the process can exit meanwhile."""
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future: concurrent.futures.Future[object] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
     def call() -> None:
         try:
-            function()
+            future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(None)
 
     threading.Thread(target=call, daemon=True).start()
     await asyncio.wrap_future(future)

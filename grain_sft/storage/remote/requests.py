@@ -118,17 +118,15 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
     """Request a range once, and check the size of the body. Return the body, and the version in the headers, if any."""
     _, start, stop, version = wanted
     headers = BodyHeaders()
-    token = body_headers.set(headers)
+    body_headers.set(headers)
     try:
         data = await _read_range(wanted, client, headers)
     except Exception as error:
         if version is not None and (isinstance(error, FileNotFoundError) or retries.status_of(error) == 412):
             raise retries.ReplacedError(str(error)) from error
         raise
-    finally:
-        body_headers.reset(token)
     if len(data) > stop - start:
-        raise retries.RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
+        raise retries.RefusedError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
     if headers.size is not None:
         expected = max(0, min(stop, headers.size) - start)
         if len(data) != expected:

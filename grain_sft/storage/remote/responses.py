@@ -4,7 +4,7 @@ import contextvars
 import re
 from typing import NamedTuple
 
-from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
+from grain_sft.storage.remote.retries import RefusedError, WrongBodyError
 
 NO_RANGES = "its server can't send a range of bytes. Copy the files to a server with ranged reads"
 
@@ -49,13 +49,13 @@ def checked_sizes(wanted: tuple[int, int], content_range: str | None, content_le
 
     Raises:
       WrongBodyError: The body is not the requested range.
-      RefusedBodyError: The server ignored the range and sent the whole file. (A file that lies within the range is accepted.)
+      RefusedError: The server ignored the range and sent the whole file. (A file that lies within the range is accepted.)
     """
     start, stop = wanted
     if content_range is None:
         if start == 0 and content_length is not None and content_length <= stop:
             return content_length, content_length
-        raise RefusedBodyError(NO_RANGES)
+        raise RefusedError(NO_RANGES)
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip(), re.IGNORECASE)
     if match is not None:
         sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
@@ -70,9 +70,9 @@ def checked_sizes(wanted: tuple[int, int], content_range: str | None, content_le
 
 
 def check_encoding(content_encoding: str | None, path: str = "") -> None:
-    """Raise RefusedBodyError if a body is compressed. Only a file whose name ends with .gz may have Content-Encoding gzip."""
+    """Raise RefusedError if a body is compressed. Only a file whose name ends with .gz may have Content-Encoding gzip."""
     encodings = {encoding.strip() for encoding in (content_encoding or "").lower().split(",")}
     if encodings - {"", "identity", "aws-chunked"} - ({"gzip"} if path.endswith(".gz") else set()):
         problem = f"it is stored with Content-Encoding {content_encoding}"
         fix = "Upload it again uncompressed (with gsutil or gcloud: without -Z, -z and -J)"
-        raise RefusedBodyError(f"{problem}, so its size and bytes are not those of its content. {fix}")
+        raise RefusedError(f"{problem}, so its size and bytes are not those of its content. {fix}")

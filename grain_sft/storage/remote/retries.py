@@ -81,8 +81,8 @@ class WrongBodyError(Exception):
     """The body of a response is cut, too long or of another range. The request is repeated."""
 
 
-class RefusedBodyError(Exception):
-    """The body of a response can't be used. The request is not repeated."""
+class RefusedError(Exception):
+    """The body of a response can't be used, or the credentials are refused. The request is not repeated."""
 
 
 class ReplacedError(Exception):
@@ -164,9 +164,9 @@ def server_of(client: Any, path: str) -> str:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a repetition may succeed: after status 408, 429 or 5xx, a broken connection, or a wrong body."""
-    if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
+    if isinstance(error, (ReplacedError, RefusedError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
-    if isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error):
+    if isinstance(error, (WrongBodyError, RequestFailedError, EOFError)) or _is_unanswered(error):
         return True
     if status := status_of(error):
         expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs then gets new credentials
