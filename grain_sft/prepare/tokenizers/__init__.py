@@ -73,7 +73,7 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
     """Load a tokenizer file. `templates` is {} or {CHAT_TEMPLATE: content of this file}."""
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
-    if re.match(_JSON, content) and b'"model"' in content and has_vocabulary:
+    if re.match(_JSON, content) and re.search(rb'"model"\s*:\s*\{', content) and has_vocabulary:
         folder = files.parent(where)
         has_sidecar = any(files.exists(files.join(folder, name)) for name in _SIDECARS)
         if files.name_of(where) == "tokenizer.json" and has_sidecar:

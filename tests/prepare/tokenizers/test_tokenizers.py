@@ -226,6 +226,7 @@ NOT_TOKENIZERS = [
     (b'{"a": 0, "b": 1}', "JSON without"),
     (b"[]", "JSON without"),
     (b'{"model": 5}', "JSON without"),
+    (b'{"vocab": [{"rank": 0, "token_str": "model"}]}', "JSON without"),  # Mistral's tekken.json
     (b"#version: 0.2\na b\n", "merges"),
 ]
 
