@@ -28,8 +28,7 @@ def test_each_line_is_a_shard_with_its_label_in_order(tmp_path, write_tokens):
     """A file that is listed twice is two shards."""
     listed = [("web", "z.npy", 3), ("code", "a.npy", 1), ("twice", "z.npy", 3)]
     expected = [(label, str(write_tokens(name, range(count))), count) for label, name, count in listed]
-    lines = "# a comment, with a comma\n\n   \n  web ,  z.npy  \n\t# another\ncode,a.npy\ntwice,z.npy"
-    mix = write_mix(tmp_path, lines)
+    mix = write_mix(tmp_path, "# a comment, with a comma\n\n   \n  web ,  z.npy  \n\t# another\ncode,a.npy\ntwice,z.npy")
     assert shards(mix) == expected
     read = NpyDataSource(WindowLayout(open_corpus(mix), 3)).read([0, 1])["tokens"]
     np.testing.assert_array_equal(read, [[0, 1, 2]] * 2)

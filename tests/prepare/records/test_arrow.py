@@ -75,11 +75,9 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
 
 
 def test_rows_that_cannot_become_records_are_an_error(tmp_path):
-    date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
-    time = arrow.array([1], arrow.timestamp("s", "Mars/Olympus"))
     for columns, names, message in (
-        ([["a"], date], ["text", "date"], "date value out of range"),
-        ([["a"], time], ["text", "time"], "Mars/Olympus"),
+        ([["a"], arrow.array([10**7], arrow.int32()).cast(arrow.date32())], ["text", "date"], "date value out of range"),
+        ([["a"], arrow.array([1], arrow.timestamp("s", "Mars/Olympus"))], ["text", "time"], "Mars/Olympus"),
         ([["a"], ["b"]], ["text", "text"], "two columns have the same name"),
     ):
         table = arrow.table(columns, names)

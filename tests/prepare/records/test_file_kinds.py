@@ -166,14 +166,13 @@ def test_a_cut_file_and_a_flipped_bit_give_an_error_or_the_same_records(kind, ca
 def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
     monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
     monkeypatch.setattr(parquet_file, "_BATCH", 40)
-    batch_rows, rows_of = [], parquet_file.rows_of
+    opened, batch_rows, open_file, rows_of = [], [], parquet_file._open, parquet_file.rows_of
     monkeypatch.setattr(parquet_file, "rows_of", lambda batch: batch_rows.append(batch.num_rows) or rows_of(batch))
     path, expected = tmp_path / "a.parquet", [{"text": [{"a": f"a text {number}"}]} for number in range(250)]
     rows = [{**row, "absent": None} for row in expected]
     expected[3]["text"][0]["weight"] = 0.5  # which is None in the other rows
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100)
     assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
-    opened, open_file = [], parquet_file._open
     monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
     assert read_all(path) == list(enumerate(expected, 1))
     assert len(opened) == 2  # to describe it, and to read it
