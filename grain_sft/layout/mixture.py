@@ -121,10 +121,8 @@ class MixtureLayout(Layout):
         return np.unique(np.concatenate(rows))
 
     def left_out(self) -> list[LeftOut]:
-        lines: list[LeftOut] = []
-        for name, part in self.parts.items():
-            lines += [(f"{name}: {what}", documents, tokens) for what, documents, tokens in part.left_out()]
-        return lines
+        lines = ((name, line) for name, part in self.parts.items() for line in part.left_out())
+        return [(f"{name}: {what}", documents, tokens) for name, (what, documents, tokens) in lines]
 
     @property
     def receipt(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer, check_type
+from grain_sft.arguments import as_integer, as_paths, check_type
 from grain_sft.corpus import Corpus, DocumentFinder
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
@@ -145,13 +145,16 @@ class PackedLayout(Layout):
           CorpusError, CorpusFileError: The documents cannot be found.
           StorageError: The plan cannot be read.
         """
-        olmo_paths = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
+        listed = [shard.path for shard in corpus.shards] if paths is None else as_paths("paths", paths)
+        olmo_paths = [os.fspath(path) for path in listed]
+        by_files = from_boundaries(olmo_paths, use_array_if_local)
         options = PackingOptions(
             sequence_length,
             long_documents=long_documents,
             source_group_size=source_group_size,
-            boundaries="auto" if from_boundaries(olmo_paths, use_array_if_local) else "eos",
-            bos_token_id=bos_token_id,
+            boundaries="auto" if by_files else "eos",
+            bos_token_id=None if by_files else bos_token_id,
         ).checked()
         olmo = find_plan(corpus, options, Path(work_dir), olmo_paths, use_array_if_local)
         layout = cls.__new__(cls)
@@ -234,9 +237,8 @@ class PackedLayout(Layout):
     def left_out(self) -> list[LeftOut]:
         """Return what all epochs cut, drop, split and pad, and the number of tokens of the corpus that are in no document."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
-        truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [
-            (truncated, counts["cut_documents"], counts["cut_tokens"]),
+            (f"truncated to {self.sequence_length:,} tokens{epochs}", counts["cut_documents"], counts["cut_tokens"]),
             (f"dropped{epochs}", counts["dropped_documents"], counts["dropped_tokens"]),
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, counts["padding"]),

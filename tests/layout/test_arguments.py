@@ -1,5 +1,7 @@
 """Wrong arguments of layouts, and row numbers that don't exist, are errors that say what was expected."""
 
+import functools
+
 import numpy as np
 import pytest
 from document_corpora import make
@@ -10,6 +12,7 @@ from grain_sft.errors import CorpusError, LayoutError, RowIndexError, WrongTypeE
 from grain_sft.layout import MegatronGptLayout, OlmoVslLayout, PairsLayout, documents_named_in
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
+FROM_OLMO = functools.partial(PackedLayout.from_olmo_core, work_dir="work")
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, o
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, MegatronGptLayout, OlmoVslLayout, PairsLayout])
+@pytest.mark.parametrize("layout", [*LAYOUTS, MegatronGptLayout, OlmoVslLayout, PairsLayout, FROM_OLMO])
 def test_a_path_instead_of_a_corpus_is_an_error(layout):
     with pytest.raises(WrongTypeError, match=r"corpus is .*expected the result of open_corpus"):
         layout("corpus", 512)

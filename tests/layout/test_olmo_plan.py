@@ -170,7 +170,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 @pytest.mark.parametrize("url", [False, True])
 def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path, url):
-    """OLMo-core reads boundary files in a bucket, or with `use_array_if_local=False`. Then each part ends a document."""
+    """OLMo-core reads boundary files in a bucket, or with `use_array_if_local=False`. Each part ends a document, BOS or not."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []
     for number, part in enumerate(np.split(tokens, 2)):
@@ -186,7 +186,7 @@ def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path
     write_plan(tmp_path, hashed, 8, [[0, 3], [3, 6], [6, 9], [9, 12]], [[2, 1], [0, 3]])
     corpus = open_corpus(tmp_path, eos_token_id=EOS)
     assert corpus.documents.length.tolist() == [3, 6, 3]
-    options = {"source_group_size": 2, "paths": paths, "use_array_if_local": None if url else False}
+    options = {"source_group_size": 2, "paths": paths, "use_array_if_local": None if url else False, "bos_token_id": 3}
     layout = PackedLayout.from_olmo_core(corpus, 8, tmp_path, cache_dir=tmp_path / "cache", **options)
     rows = NpyDataSource(layout).read(range(2))
     assert rows["tokens"][:, :6].tolist() == [[10, 11, EOS, 7, 8, 9], [5, 6, EOS, 12, 13, EOS]]
