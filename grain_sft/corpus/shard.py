@@ -62,6 +62,8 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):
         problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
         raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
+    if array.first.startswith(b"version https://git-lfs"):
+        raise CorpusError(f"{path}: is a pointer of Git LFS, not the token file. Fetch the file: git lfs pull.")
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a file without a header

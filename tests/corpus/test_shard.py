@@ -136,6 +136,7 @@ DAMAGED_HEADERS = [
     (MAGIC + b"\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "claims 4294967280 bytes, but the file has 14"),
     (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; expected [1, 0], [2, 0] or [3, 0]"),
     (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),
+    (b"version https://git-lfs.github.com/spec/v1\n" + bytes(1), "is a pointer of Git LFS"),
     (struct.pack("<256i", 20240520, 1, 9, *[0] * 253) + bytes(16), "the header of llm.c, 1,024 bytes that are not tokens"),
 ]
 NOT_DICTS = ("", "{", "not python", "[1, 2]", "5", "(" * 300, "-" * 5000 + "1", "__import__('os').abort()")

@@ -157,11 +157,10 @@ def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     """Return the metadata that `grain-sft prepare` wrote into the file; None if another tool wrote it."""
     with _open_parquet(path, version) as file:
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"null")
-    try:
+    with contextlib.suppress(ValueError):
         metadata = json.loads(raw)
-    except ValueError:
-        return None
-    return metadata if isinstance(metadata, dict) else None
+        return metadata if isinstance(metadata, dict) else None
+    return None
 
 
 def _unpack(path: str, version: str | None, first_weights: Array | None, out: Sequence[IO[bytes]]) -> int:

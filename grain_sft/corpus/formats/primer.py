@@ -37,12 +37,11 @@ class Primer(Format):
         An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
+        homes = [files.join(path, "train_"), files.join(path, _LINKS)]
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
-        else:
-            homes = [files.join(path, "train_"), files.join(path, _LINKS)]
-            if name in ("train", "val"):
-                homes.append(files.join(files.parent(path), f"{name}_"))
+        elif name in ("train", "val"):
+            homes.append(files.join(files.parent(path), f"{name}_"))
         for home in homes:
             tokens, labels, _ = _files_of(home)
             if {files.name_of(tokens), files.name_of(labels)} <= listing.names(files.parent(home)):
