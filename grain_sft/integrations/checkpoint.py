@@ -129,7 +129,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
         return None
     try:
         state = manager.restore(step, args=args.Composite(**{item: args.JsonRestore()}))[item]
-    except (KeyError, FileNotFoundError) as error:
+    except (KeyError, FileNotFoundError, ValueError) as error:  # Orbax raises ValueError if another handler made the item
         saved = sorted(manager.all_steps())
         if step in saved:
             content = f"a checkpoint {step} that has no item {item!r}, which save_args makes. Give start_step instead."
