@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft.arguments import check_type
-from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
+from grain_sft.errors import CorpusFileError, GrainSftError, StorageError, WrongTypeError
 from grain_sft.storage import atomic_file
 from grain_sft.storage.atomic_file import sync_folder as sync_folder
 from grain_sft.storage.locks import CACHE_DIR_VARIABLE as CACHE_DIR_VARIABLE
@@ -32,9 +32,11 @@ def is_remote(path: str) -> bool:
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded."""
+    """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded. Refuse a URL that pathlib has changed."""
     check_type("path", path, str | os.PathLike, "a path")
     text = os.fspath(path).removeprefix("file://")
+    if re.match("(gs|gcs|s3|https?):/(?!/)", text):
+        raise WrongTypeError(f"{text}: expected two slashes, which `pathlib.Path` makes one. Give the URL as text.")
     return text if is_remote(text) else os.path.expanduser(text)
 
 

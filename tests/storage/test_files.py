@@ -143,6 +143,8 @@ def test_all_urls_except_file_urls_are_remote_and_other_paths_are_local(monkeypa
         assert not files.is_remote(os.fspath(path)) and files.normalize(path) == normal, path
     for url in ("gs://bucket/a.npy", "s3://bucket/~/a.npy"):
         assert files.is_remote(url) and files.normalize(url) == url, url
+        with pytest.raises(grain_sft.GrainSftError, match="npy: expected two slashes"):
+            files.write_bytes(Path(url), b"")
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

@@ -22,8 +22,7 @@ BUCKET = "gs://bucket/rows/"
 
 @pytest.fixture(scope="module")
 def module_proxy(client):
-    for shard in range(SHARDS):
-        client.pipe_file(f"bucket/rows/{shard}.npy", TOKENS[shard].tobytes())
+    client.pipe({f"bucket/rows/{shard}.npy": TOKENS[shard].tobytes() for shard in range(SHARDS)})
     with before_emulator() as proxy:
         yield proxy
 

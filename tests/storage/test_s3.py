@@ -29,8 +29,7 @@ def proxy():
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         client = fsspec.filesystem("s3")
         client.mkdir("bucket")
-        for shard in range(3):
-            client.pipe_file(f"bucket/data/{shard}.npy", tokens(shard).tobytes())
+        client.pipe({f"bucket/data/{shard}.npy": tokens(shard).tobytes() for shard in range(3)})
         proxy.client = client
         yield proxy
     proxy.close()

@@ -47,8 +47,7 @@ def tokens(shard):
 @pytest.fixture(scope="module")
 def proxy(client):
     """A proxy before the emulated bucket, which holds the shards."""
-    for shard in range(SHARDS):
-        client.pipe_file(f"bucket/cached/{shard}.npy", tokens(shard).tobytes())
+    client.pipe({f"bucket/cached/{shard}.npy": tokens(shard).tobytes() for shard in range(SHARDS)})
     with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSSPEC_GS_TOKEN", "anon")  # without it, each process searches for credentials for seconds
         grain_sft.open_corpus(URL).save(INDEX)
@@ -59,8 +58,7 @@ def proxy(client):
 def memory():
     """fsspec's file system in memory, which holds the same shards as the bucket."""
     client = fsspec.filesystem("memory")
-    for shard in range(SHARDS):
-        client.pipe_file(f"/cached/{shard}.npy", tokens(shard).tobytes())
+    client.pipe({f"/cached/{shard}.npy": tokens(shard).tobytes() for shard in range(SHARDS)})
     yield client
     client.rm("/cached", recursive=True)
 
