@@ -88,8 +88,5 @@ def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request,
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
-    splits: Splits = {}
-    for name, part in parts.items():
-        indices = part if shuffled else np.sort(part)
-        splits[name] = ids[indices[kept[indices]]]
-    return splits
+    ordered = {name: part if shuffled else np.sort(part) for name, part in parts.items()}
+    return {name: ids[indices[kept[indices]]] for name, indices in ordered.items()}

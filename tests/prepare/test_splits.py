@@ -15,8 +15,7 @@ GOLDEN = golden_values("datasets_shuffle.json")["shuffle"]
 
 
 def request(seed: int = 42, val_frac: float = 0.0, shuffle: bool | None = None, amount: str = "1.0") -> Request:
-    datasets = (Dataset(("a.jsonl",), amount),)
-    return Request(datasets, "primer", "t", "olmo", seed=seed, val_frac=val_frac, shuffle=shuffle)
+    return Request((Dataset(("a.jsonl",), amount),), "primer", "t", "olmo", seed=seed, val_frac=val_frac, shuffle=shuffle)
 
 
 @pytest.mark.parametrize("case", list(GOLDEN))
@@ -54,8 +53,7 @@ def test_the_split_has_the_same_documents_with_and_without_a_shuffle() -> None:
 
 def test_records_that_are_both_in_train_and_in_val_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     for amount, val_frac, repeated in (("1.0", 0.2, False), ("3.0", 0.0, False), ("3.0", 0.2, True)):
-        mixed = request(val_frac=val_frac, amount=amount)
-        splits.split([np.arange(10)], np.ones(10, np.uint32), mixed, splits.by_random_state)
+        splits.split([np.arange(10)], np.ones(10, np.uint32), request(42, val_frac, None, amount), splits.by_random_state)
         assert ("an amount repeats records" in caplog.text) is repeated
 
 

@@ -221,7 +221,9 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
-    head = files.read_range(path, 0, min(size, 16))
+    head = files.read_range(path, 0, min(size, 32))
+    if head.startswith(b"version https://git-lfs"):
+        raise CorpusFileError(f"{path}: is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull.")
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
             parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, read)

@@ -136,6 +136,8 @@ def test_inputs_that_cannot_be_read_are_errors_that_name_the_fix(tmp_path):
             read_all(written(tmp_path / name, compress(b"{}")))
     with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
         read_all(written(tmp_path / "a.parquet", b""))
+    with pytest.raises(CorpusFileError, match=r"a\.txt: is a pointer of Git LFS"):
+        read_all(written(tmp_path / "a.txt", b"version https://git-lfs.github.com/spec/v1"))
     for magic, kind in ((b"PAR1", "Parquet"), (b"ARROW1\0\0", "Arrow"), (b"\xff" * 4, "Arrow")):
         with pytest.raises(PrepareError, match=f"compressed {kind} file can't be read from the middle. Decompress it"):
             read_all(written(tmp_path / "a", gzip.compress(magic + bytes(100))))
