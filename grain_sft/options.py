@@ -27,13 +27,7 @@ REQUIRED: Any = inspect.Parameter.empty
 _ARGUMENTS = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?: .*)?)*)", re.MULTILINE)
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
-_BOUNDS = {
-    "ge": "{} or more",
-    "gt": "more than {}",
-    "le": "at most {}",
-    "lt": "less than {}",
-    "min_length": "not empty",
-}
+_BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}", "min_length": "not empty"}
 
 
 @dataclasses.dataclass(frozen=True)
