@@ -129,8 +129,7 @@ class StagedPipeline(Pipeline):
             last_stages.append(dataclasses.replace(last, steps=steps, tokens=None))
         runs: list[Pipeline] = []
         if not before:
-            amendments = last.amendments_of(self.amendments)
-            runs.append(Pipeline(last.source, last.sampler, last.transforms, amendments=amendments))
+            runs.append(Pipeline(last.source, last.sampler, last.transforms, amendments=last.amendments_of(self.amendments)))
         runs += [type(self)([*before, stage], amendments=self.amendments) for stage in last_stages]
         return runs
 
@@ -147,10 +146,12 @@ class StagedPipeline(Pipeline):
 
     @property
     def later_stages(self) -> list[str]:
+        # If first steps of a stage are skipped, the trainer's step alone does not state which of its batches are read.
+        steps = [self._skips.step_of(sampler.first_step) for sampler in self._planned_samplers]
         return [
-            f"from step {self._skips.step_of(sampler.first_step)}: "
+            f"from step {step}: {f'data step {sampler.first_step}: ' if step < sampler.first_step else ''}"
             + data_key_of(stage.source, sampler.sampler, stage.described)
-            for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True)
+            for step, stage, sampler in zip(steps[1:], self._planned_stages[1:], self._planned_samplers[1:], strict=True)
         ]
 
     @functools.cached_property

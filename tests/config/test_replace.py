@@ -177,16 +177,14 @@ def test_the_audit_the_receipt_the_trace_and_checkpoints_record_the_replacement(
 
 
 def test_a_wrong_replacement_is_refused(paths):
+    gone = {"withdraw": {"from": 2, "documents": ["b:17"]}}  # of the old or of the new files?
     for section, message in (
+        ({"source": "b", "path": paths["new"]}, "withdraw 'b:17': stages read different files as 'b'"),
         ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
         ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
         ({"source": "b", "file": "x"}, "file"),
     ):
-        assert message in error_of(config_of(paths, [{"replace": {"from": 3, **section}}])), section
-    for name in ("b:17", "b"):  # document 17 of the old files, or of the new files?
-        withdraw, replace = {"from": 2, "documents": [name]}, {"from": 3, "source": "b", "path": paths["new"]}
-        message = error_of(config_of(paths, [{"withdraw": withdraw}, {"replace": replace}]))
-        assert f"withdraw '{name}': stages read different files as 'b'" in message
+        assert message in error_of(config_of(paths, [gone, {"replace": {"from": 3, **section}}])), section
     mixed = config_of(paths, [{"replace": {"from": 3, "source": "b", "weight": 2}}])
     corpus = {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}
     for changed in ({"corpus": corpus}, {"stages": [{"steps": 3}, {"corpus": corpus}]}):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import load, sections
+from batches import error_of, load, sections
 
 from grain_sft import Host
 
@@ -80,6 +80,13 @@ def test_rows_and_gaps_of_stages_are_those_of_a_naive_walk(tmp_path, seed):
         split = [staged.replace(host=Host(host, 2)) for host in range(2)]
         for (step, rows), host in itertools.product(enumerate(expected), range(2)):
             np.testing.assert_array_equal(split[host][step]["tokens"], rows[host::2])
+
+
+def test_a_stage_in_order_maxtext_is_refused_if_the_blocks_of_hosts_would_have_other_tokens(tmp_path):
+    """A block has 10 rows of 16 tokens, but 2 rows of 64. The second stage would repeat 128 tokens of the first."""
+    stages = [{"steps": 4}, {"layout": {"sequence_length": 64}}]
+    config = config_of(numbered(tmp_path, [640]), 16, order="maxtext") | {"stages": stages}
+    assert "4 blocks of 2.5 chunks; this stage has batches of 4 blocks of 2.0 chunks" in error_of(config, Host(0, 4))
 
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").read_text())

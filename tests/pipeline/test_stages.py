@@ -53,16 +53,6 @@ def test_hosts_that_do_not_divide_the_batches_of_a_later_stage_are_refused(confi
         load(config, Host(0, 4))
 
 
-def test_stages_in_order_maxtext_whose_blocks_differ_are_refused(tmp_path):
-    """A host's block has 10 rows of 16 tokens, but 2 rows of 64. The second stage would repeat 128 tokens of the first."""
-    np.zeros(640, np.uint16).tofile(tmp_path / "tokens.npy")
-    stages = [{"steps": 4}, {"layout": {"sequence_length": 64}}]
-    config = sections(tmp_path / "tokens.npy", 16, corpus={"dtype": "uint16"}, layout="windows", order="maxtext")
-    assert len(load({**config, "stages": stages}, Host(0, 2)).stages) == 2
-    with pytest.raises(PipelineError, match=r"stage 2: .* of 4 blocks of 2\.5 chunks; .* of 4 blocks of 2\.0 chunks"):
-        load({**config, "stages": stages}, Host(0, 4))
-
-
 def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(config):
     stages = config["stages"]
     alone = load({key: value for key, value in config.items() if key != "stages"})
@@ -79,6 +69,11 @@ def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(co
     changed = load({**config, "stages": [{"steps": 3}, second]})
     with pytest.raises(PipelineError, match="continues at step 6, but later stage 1 differs, and begins before"):
         changed.iter().set_state(later.get_state())
+    skip = [{"skip": {"from": 5, "steps": 2}}]  # of the first stage or of the second: both runs begin the second at step 5
+    padded = {**second, "layout": {"kind": "padded"}}
+    one, other = (load({**config, "stages": [{"steps": steps}, padded], "amendments": skip}) for steps in (5, 7))
+    with pytest.raises(PipelineError, match=r"state: from step 5: Pipeline.* config: from step 5: data step 7: Pipeline"):
+        other.iter().set_state(one.iter(start_step=6).get_state())
     before = load({**config, "stages": [stages[0], second]}).receipt
     assert alone.receipt.differences(before.parts, before=5) == []
     assert alone.receipt.differences(before.parts, before=6)[0].startswith("stage 2 differs:")
