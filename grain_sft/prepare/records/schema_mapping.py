@@ -52,9 +52,8 @@ def _option_for_turns(record: Record) -> str:
         text_keys = [name for name, text in value[0].items() if isinstance(text, str)]
         role = next((name for name in _ROLES if name in text_keys), "")
         content = next((name for name in _CONTENTS if name in text_keys), "")
-        if not (role and content and _needs_no_quotes(key)):
-            continue
-        if not all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value):
+        are_turns = all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value)
+        if not (role and content and are_turns and _needs_no_quotes(key)):
             continue
         # schema chat does not know the roles "human" and "gpt"; sharegpt does
         if (role, content) == ("role", "content") and not any(turn[role] in ("human", "gpt") for turn in value):

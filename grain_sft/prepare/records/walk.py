@@ -39,8 +39,8 @@ def expand(path: str) -> list[str]:
     - metadata and caches of datasets, and metadata of macOS (`._NAME`).
 
     Raises:
-      CorpusFileError: No file has this name, two paths lead to the same folder, or a folder has several splits or a damaged
-        dataset.
+      CorpusFileError: No file has this name, two paths lead to the same folder, or a folder has several splits, a file with
+        and without compression, or a damaged dataset.
     """
     path = files.normalize(path)
     paths, problem = [path], "names no file"
@@ -72,9 +72,11 @@ def _files_of(folder: str) -> list[str]:
 
     # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
     candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
-    paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or ARRAY_RECORD_NAME.search(path)])
-    if not paths:
-        paths = [path for path in candidates if TEXT_NAME.search(path)]
+    records = [path for path in candidates if _RECORDS.search(path) or ARRAY_RECORD_NAME.search(path)]
+    paths = _files_with_data(records) or [path for path in candidates if TEXT_NAME.search(path)]
+    if twice := [path for path in paths if path.endswith((".gz", ".zst")) and path.rpartition(".")[0] in below]:
+        problem = f"{twice[0]}: is next to the same file without compression, so its records would be read twice"
+        raise CorpusFileError(f"{problem}. Remove one of the two, or name the files.")
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, paths)))
     _check_one_split(folder, {path: below[path] for path in paths})

@@ -57,6 +57,8 @@ def test_a_folder_without_records_means_its_texts(tmp_path):
         named(tmp_path / "*")
     with pytest.raises(CorpusFileError, match=r"names no file\. Expected \.jsonl.* or a folder of them"):
         named(files_in(tmp_path / "empty", ["a.py"]))
+    with pytest.raises(CorpusFileError, match=r"c/a\.jsonl\.gz: is next to the same file without compression, so its rec"):
+        named(files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.gz"]))
 
 
 def test_corpora_that_were_prepared_are_not_inputs(tmp_path, client):
@@ -97,8 +99,7 @@ def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
     (tmp_path / "data/linked").symlink_to(tmp_path / "other")
     assert named(tmp_path / "data") == [f"{tmp_path}/data/a.jsonl", f"{tmp_path}/data/linked/b.jsonl"]
     (tmp_path / "data/twice").symlink_to(tmp_path / "other")
-    same = r"data/twice: is the same folder as .*data/linked, so its files would be"
-    with pytest.raises(CorpusFileError, match=same):
+    with pytest.raises(CorpusFileError, match=r"data/twice: is the same folder as .*data/linked, so its files would be"):
         named(tmp_path / "data")
     (tmp_path / "data/twice").unlink()
     (tmp_path / "other/back").symlink_to(tmp_path / "data")
