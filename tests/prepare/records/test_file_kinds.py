@@ -185,8 +185,8 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
     (tmp_path / "in").mkdir()
     for kind, write in KINDS.items():
         data = write([SHAPES["messages"](turns) for turns in talks(draw, 30)])
-        (tmp_path / f"in/a.{kind}").write_bytes(data)
-        client.pipe_file(f"bucket/kinds/a.{kind}", data)
+        (tmp_path / f"in/{kind}.{kind}").write_bytes(data)
+        client.pipe_file(f"bucket/kinds/{kind}.{kind}", data)
     here = prepare(request_of(spm, tmp_path / "in", template="primer"), tmp_path / "here", workers=1)
     there = prepare(request_of(spm, "gs://bucket/kinds", template="primer"), "gs://bucket/made-of-kinds", workers=1)
     assert there["splits"] == here["splits"] and here["splits"]["train"]["documents"] == 30 * len(KINDS)
