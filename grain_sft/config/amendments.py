@@ -120,7 +120,7 @@ def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]
     if kind != "withdraw":
         changes = {"skip": section.get("steps", 0), "reweight": section.get("weights", {})}
         return [Amendment(section["from"], **changes)] * len(layouts)
-    names = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
+    names = [section["documents"]] if isinstance(section["documents"], int | str) else section["documents"]
     for name in names:
         _check_source(getattr(name, "name", str(name)), layouts)
     documents_of_stages = documents_named_in(layouts, names)
