@@ -70,8 +70,7 @@ def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(co
     with pytest.raises(PipelineError, match="continues at step 6, but later stage 1 differs, and begins before"):
         changed.iter().set_state(later.get_state())
     skip = [{"skip": {"from": 5, "steps": 2}}]  # of the first stage or of the second: both runs begin the second at step 5
-    new = {"layout": {"kind": "padded"}}
-    one, other = (load({**config, "stages": [{"steps": steps}, new], "amendments": skip}) for steps in (5, 7))
+    one, other = (load({**config, "stages": [{"steps": steps}, stages[3]], "amendments": skip}) for steps in (5, 7))
     with pytest.raises(PipelineError, match=r"state: from step 5: Pipeline.* config: from step 5: data step 7: Pipeline"):
         other.iter().set_state(one.iter(start_step=6).get_state())
     before = load({**config, "stages": [stages[0], second]}).receipt
