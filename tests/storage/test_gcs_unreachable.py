@@ -146,7 +146,7 @@ def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch)
     assert asyncio.run(retries.retried(attempt, 60, server="s3://never-reached")) == b"body"
 
 
-@pytest.mark.parametrize(("status", "repeated"), [(402, False), (429, True), (507, True)])
+@pytest.mark.parametrize(("status", "repeated"), [(402, False), (429, True), (501, False), (507, True)])
 def test_the_status_of_an_answer_that_s3fs_does_not_know_decides_whether_the_request_is_repeated(status, repeated):
     error = OSError(errno.EIO, "An error occurred")
     error.__cause__ = Exception()  # botocore's ClientError

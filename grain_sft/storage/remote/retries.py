@@ -163,14 +163,14 @@ def server_of(client: Any, path: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a repetition may succeed: after status 408, 429 or 5xx, a broken connection, or a wrong body."""
+    """Return whether a repetition may succeed: after status 408, 429 or 5xx (not 501), a broken connection, or a wrong body."""
     if isinstance(error, (ReplacedError, RefusedError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     if isinstance(error, (WrongBodyError, RequestFailedError, EOFError)) or _is_unanswered(error):
         return True
     if status := status_of(error):
         expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs then gets new credentials
-        return status in (408, 429) or status >= 500 or expired
+        return status in (408, 429) or (status >= 500 and status != 501) or expired  # 501: the server can't do it
     return (isinstance(error, OSError) and error.errno in _ANSWERED_ERRNOS) or _is_named(error, _TRANSIENT_NAMES)
 
 
