@@ -64,12 +64,10 @@ def run_report(options: argparse.Namespace) -> None:
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    if options.output:  # `open_stage` refuses an empty name
-        files.check_inputs_stay(options.output, [options.config])
+    pipeline = open_stage(options, outputs=[options.output, f"{base}.json"])
     if options.output == f"{base}.json":
         fault = "the page would replace the file of its numbers, which has the same name"
         raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
-    pipeline = open_stage(options, outputs=[options.output, f"{base}.json"])
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):
         found = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)

@@ -94,8 +94,7 @@ class LineChecker:
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
-        is_same = pipeline is self._pipeline
-        copied._position = copy.copy(self._position) if is_same else self._position.in_version(pipeline)
+        copied._position = self._position.in_version(pipeline)
         return copied
 
     def check(self, fields: Mapping[str, str]) -> None:
