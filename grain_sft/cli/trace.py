@@ -55,11 +55,10 @@ def run_trace(options: argparse.Namespace) -> None:
             options.parser.error(f"--{question} does not use {', '.join(given)}. Leave it out.")
     pipeline = open_config(options, outputs=[options.output])
     kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
-    tables: Iterable[dict[str, Any]]
     if options.checkpoints is not None:
         columns = provenance.checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
         title = f"every {options.checkpoints} steps"
-        tables = [{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns]
+        tables: Iterable[dict[str, Any]] = [{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns]
     else:
         with elapsed("Searching"):
             title, traces = _answer(pipeline, options)

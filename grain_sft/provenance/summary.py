@@ -26,7 +26,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         share: Share of the tokens of all sources.
         trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
-    counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
+    counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens", "share"), np.zeros(1, np.int64))
     seen = _SeenDocuments()
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
@@ -48,12 +48,11 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         for name, values in (("tokens", tokens), ("trainable", part.trainable)):
             if values is not None:  # `bincount` adds float64, which is exact up to 2^53
                 added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
-        counts = {name: column + counts.get(name, 0) for name, column in added.items()}
+        counts |= {name: column + counts.get(name, 0) for name, column in added.items()}
     counts["share"] = counts["tokens"] / max(1, int(counts["tokens"].sum()))
     used = np.flatnonzero(counts["segments"])
-    columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
-    order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
-    return columns | {name: counts[name][used].tolist() for name in order}
+    sources = [names[number] or str(number) for number in used.tolist()]
+    return {"source": sources} | {name: column[used].tolist() for name, column in counts.items()}
 
 
 class _SeenDocuments:

@@ -37,8 +37,6 @@ def visible_line(text: str) -> str:
 
 def columns(shown: str) -> int:
     """Return the number of terminal columns of `shown`: two for a wide character of East Asia, none for a combining mark."""
-    if shown.isascii():
-        return len(shown)
     with_width = (character for character in shown if unicodedata.category(character) not in ("Mn", "Me"))
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in with_width)
 
