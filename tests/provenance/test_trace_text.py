@@ -160,8 +160,8 @@ def test_a_summary_counts_by_source(corpus, tmp_path):
     found = summarize(whole)
     assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps), block_rows=2))
     assert [name.rpartition("/")[2] for name in found["source"]] == ["one.jsonl", "two.jsonl"]
-    ones = np.ones_like(whole.row)
-    in_one_segment = dataclasses.replace(whole, step=ones, row=ones, segment=ones)  # as in a long row of layout megatron_gpt
+    # as in a long row of layout megatron_gpt
+    in_one_segment = dataclasses.replace(whole, **dict.fromkeys(("step", "row", "segment"), np.ones_like(whole.row)))
     for traced, number in itertools.product((whole, in_one_segment), range(2)):
         here, counted = traced.select(traced.source == number), summarize(traced)
         assert counted["documents"][number] == len(set(here.document.tolist()))

@@ -70,13 +70,17 @@ def test_tokens_outside_all_documents_are_shown_without_a_source(pipeline):
     assert (piece.document, piece.source, piece.record) == (None, "", None)
 
 
-def test_a_record_of_a_mixture_is_shown_in_words(run):
+def test_a_mixture_is_shown_with_records_in_words_and_with_padding_without_an_epoch(run):
     """Amendments read "chat:7" as document 7 of the source chat, so record 7 must not look like that."""
-    mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1}}
-    config = sections(None, 512, corpus={"mixture": mixture}, layout="packed") | {"transforms": ["shift_targets"]}
-    piece = view_rows(pipeline := load(config), 0)[0].pieces[0]
+    mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1, "sampler": {"epochs": 1}}}
+    sampler = {"global_batch_size": 7, "last_batch": "fill", "on_exhausted": "stop"}
+    pipeline = load(sections(None, 512, corpus={"mixture": mixture}, **sampler))
+    piece = view_rows(pipeline, 0)[0].pieces[0]
     assert pipeline.source.layout.corpus.tokenizer_sha256 == load(run).source.layout.corpus.tokenizer_sha256 is not None
     assert f" of {piece.source}, record {piece.record}, tokens " in describe_origin(piece)
+    view = view_rows(pipeline, len(pipeline) - 1)[-1]
+    heading = next(row_lines(view, TokenTexts(None), colour=False, width=80))
+    assert (view.epoch, heading) == (-1, f"step {len(pipeline) - 1}, row 6, of padding alone")
 
 
 def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
@@ -105,15 +109,6 @@ def test_rows_of_each_host_have_their_slot_and_rows_of_padding_are_called_paddin
     filled = next(view for view in whole if view.instance < 0)
     lines = list(row_lines(filled, TokenTexts(None), colour=False, width=80))
     assert "of padding alone" in lines[0] and lines[-1].startswith("padding: 512 tokens")
-
-
-def test_a_row_of_padding_in_a_mixture_is_shown_without_an_epoch(run):
-    mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1, "sampler": {"epochs": 1}}}
-    sampler = {"global_batch_size": 7, "last_batch": "fill", "on_exhausted": "stop"}
-    pipeline = load(sections(None, 512, corpus={"mixture": mixture}, **sampler))
-    view = view_rows(pipeline, len(pipeline) - 1)[-1]
-    heading = next(row_lines(view, TokenTexts(None), colour=False, width=80))
-    assert (view.epoch, heading) == (-1, f"step {len(pipeline) - 1}, row 6, of padding alone")
 
 
 def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
@@ -150,22 +145,20 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
 
 def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a_transform(pipeline, texts):
     corpus = pipeline.source.layout.corpus
-    source = NpyDataSource(WindowLayout(corpus, 512))
-    sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
-    transforms = [ShiftTargets(), ResetAtEod(corpus.eos_token_id)]
-    withdraw = range(0, corpus.num_documents, 2)
-    amendments = [Amendment(0, withdraw=withdraw)]
+    amendments = [Amendment(0, withdraw=range(0, corpus.num_documents, 2))]
+
+    def views(layout, *transforms):
+        sampler = IndexSampler(len(layout), global_batch_size=len(layout), seed=1)
+        return view_rows(Pipeline(NpyDataSource(layout), sampler, [ShiftTargets(), *transforms], amendments=amendments), 0)
+
     partly = 0
-    for view in view_rows(Pipeline(source, sampler, transforms, amendments=amendments), 0):
+    for view in views(WindowLayout(corpus, 512), ResetAtEod(corpus.eos_token_id)):
         assert not [note for note in view.notes if "a transform changed" in note]
         for piece in view.pieces:
             assert piece.withdrawn == (0 if piece.segment else piece.stop - piece.start)
         partly += len({piece.segment == 0 for piece in view.pieces}) == 2
     assert partly
-    # documents of one segment, each described next to its own tokens
-    source = NpyDataSource(MegatronGptLayout(corpus, 512))
-    sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
-    for view in view_rows(Pipeline(source, sampler, transforms[:1], amendments=amendments), 0):
+    for view in views(MegatronGptLayout(corpus, 512)):  # several documents of a segment are each described once
         lines = [line for line in row_lines(view, texts, colour=False, width=80) if line.startswith("  document")]
         assert lines == [f"  {describe_origin(piece)}" for piece in view.pieces if not piece.withdrawn]
 
