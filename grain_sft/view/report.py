@@ -184,8 +184,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
         if any(len(cost) % count for cost in costs):
             continue
         spread = np.array([over_devices(cost[np.newaxis], count)[0] for cost in costs])
-        worst = int(spread.argmax())
-        figures = {"mean": float(spread.mean()), "worst": float(spread[worst]), "step": steps[worst]}
+        figures = {"mean": float(spread.mean()), "worst": float(spread.max()), "step": steps[int(spread.argmax())]}
         entries.append({"rows_a_device": count, **figures})
     return entries
 

@@ -41,7 +41,7 @@ def config(mix):
     return write_config(mix.with_name("çağr.yaml"), sections(mix, 8, layout="windows", corpus=corpus))
 
 
-def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, run_command):
+def test_index_describes_a_mix_and_writes_its_index_and_maxtexts(mix, tmp_path, run_command):
     out = tmp_path / "index.json"
     arguments = ["index", mix, *ARRAYS, "--tokenizer-name", "tok", "--sequence-length", "128", "-o", out]
     printed = run_command(*arguments).out
@@ -50,12 +50,8 @@ def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, run_command):
     corpus = grain_sft.open_corpus(out)
     assert corpus.fingerprint in printed
     assert (corpus.num_tokens, corpus.eos_token_id, corpus.num_documents) == (1643, 7, 3)
-
-
-def test_index_writes_maxtexts_index(mix, tmp_path, run_command):
-    out = tmp_path / "maxtext.json"
-    arguments = ["index", mix, "--path-remap", f"{{TOKENIZER}}={tmp_path / 'tok'}", "--maxtext", "-o", out]
-    run_command(*arguments, "--dtype", "uint16", "--sequence-length", "128")
+    remap = f"{{TOKENIZER}}={tmp_path / 'tok'}"
+    run_command("index", mix, "--path-remap", remap, "--maxtext", "-o", out, "--dtype", "uint16", "--sequence-length", "128")
     assert json.loads(out.read_text())["total_instances"] == 12
 
 

@@ -12,7 +12,7 @@ import sys
 import grain
 import numpy as np
 import pytest
-from batches import load, sections, write_config
+from batches import SHIFTED, load, pipeline_of, sections, write_config
 
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError
@@ -64,9 +64,7 @@ class OutsideDocuments(WindowLayout):
 
 
 def test_tokens_outside_all_documents_are_shown_without_a_source(pipeline):
-    layout = OutsideDocuments(pipeline.source.layout.corpus, 64)
-    sampler = IndexSampler(len(layout), global_batch_size=2, seed=1)
-    (piece, *_) = view_rows(Pipeline(NpyDataSource(layout), sampler, [ShiftTargets()]), 0)[0].pieces
+    (piece, *_) = view_rows(pipeline_of(OutsideDocuments(pipeline.source.layout.corpus, 64)), 0)[0].pieces
     assert (piece.document, piece.source, piece.record) == (None, "", None)
 
 
@@ -121,8 +119,8 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
             self.change(batch)
             return batch
 
-    def views(change):
-        return view_rows(Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Change(change)]), 0)
+    def views(change, before=SHIFTED):
+        return view_rows(Pipeline(pipeline.source, pipeline.sampler, [*before, Change(change)]), 0)
 
     at = np.flatnonzero(pipeline[0]["targets_segmentation"][0])[3]
     changed = views(lambda batch: batch["targets"].__setitem__((0, at), 77))
@@ -131,8 +129,7 @@ def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
     assert "segment 1 has" in changed[0].notes[0]
     added = {"weight": np.float32(1), "borders": np.zeros(1)}
     assert views(lambda batch: batch.update(added | {name: batch.pop(name) for name in list(batch)}))[0].notes == ()
-    own = Change(lambda batch: batch.update(targets=batch["tokens"]))  # in place of ShiftTargets
-    assert view_rows(Pipeline(pipeline.source, pipeline.sampler, [own]), 0)[0].notes == ()
+    assert views(lambda batch: batch.update(targets=batch["tokens"]), before=())[0].notes == ()
     for change, message in (
         (lambda batch: batch.pop("targets"), "expected those of ShiftTargets"),
         (dict.clear, "step 0: the batch is {}; expected a dict of arrays"),
