@@ -14,7 +14,8 @@ _MOST_SECONDS = 3600
 
 def child_environment() -> dict[str, str]:
     """Return the environment for a child process that imports the same modules as this process."""
-    paths = (path or os.getcwd() for path in sys.path)  # "" means the working directory, as in notebooks
+    # "" means the working directory, as in notebooks; Python ignores entries that are not texts, such as a Path
+    paths = (path or os.getcwd() for path in sys.path if isinstance(path, str))
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

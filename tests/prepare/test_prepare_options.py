@@ -203,7 +203,7 @@ class Fails(Primer):
 def test_workers_import_templates_of_the_working_directory_and_name_errors(place, monkeypatch):
     (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
     monkeypatch.chdir(place.folder)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in `python -c` and in a notebook
+    monkeypatch.setattr(sys, "path", ["", Path("x"), *sys.path])  # as in a notebook; Python ignores a Path
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     request = dataclasses.replace(place.request(), template="own_templates:Fails")
     expected = r"Fails: ZeroDivisionError: of the template \(.*own_templates.py:6\)\. Fix its"
