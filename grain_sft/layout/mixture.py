@@ -78,13 +78,10 @@ class MixtureLayout(Layout):
         """Documents of the parts that follow documents, in the order of the parts; None if no part does."""
         if not self.follows_documents:
             return None
-        starts, lengths, before = [], [], 0
-        for part in self._layouts:
-            if (documents := part.documents) is not None:
-                starts.append(documents.start + before)
-                lengths.append(documents.length)
-            before += part.corpus.num_tokens
-        return Documents(np.concatenate(starts), np.concatenate(lengths))
+        parts = zip(self._layouts, self.corpus.shard_borders[self.first_shards], strict=True)  # with their first tokens
+        found = [(own.start + first, own.length) for part, first in parts if (own := part.documents) is not None]
+        start, length = map(np.concatenate, zip(*found, strict=True))
+        return Documents(start, length)
 
     @property
     def num_documents(self) -> int:

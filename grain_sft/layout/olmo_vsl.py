@@ -10,7 +10,7 @@ from grain_sft.corpus import Corpus, Documents, read_unjoined_documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
-from grain_sft.layout.pieces import LeftOut, Pieces, expand_counts, pieces_of
+from grain_sft.layout.pieces import LeftOut, Pieces, check_documents, expand_counts, pieces_of
 from grain_sft.types import Ints
 
 
@@ -65,7 +65,7 @@ class OlmoVslLayout(Layout):
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)
         self.boundaries, self.finder = boundaries, corpus.find_documents(boundaries)
-        documents = self.finder.documents
+        documents = check_documents(self.finder.documents)
         self.highest_token = documents.highest_token
         has_sidecars = corpus.has_boundary_files and boundaries == "auto"
         to_cut = read_unjoined_documents(corpus) if has_sidecars else documents

@@ -6,7 +6,7 @@ from grain_sft.arguments import as_integer, as_sequence_length, check_choice, ch
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
-from grain_sft.layout.pieces import LeftOut, Pieces, pieces_of
+from grain_sft.layout.pieces import LeftOut, Pieces, check_documents, pieces_of
 from grain_sft.types import Ints
 
 
@@ -36,7 +36,7 @@ class PaddedLayout(Layout):
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         check_choice("keep", keep, ("last", "first"), LayoutError)
         self.keep, self.min_tokens = keep, as_integer("min_tokens", min_tokens, 1, LayoutError)
-        start, length = corpus.documents
+        start, length = check_documents(corpus.documents)
         self.highest_token = corpus.documents.highest_token
         self._document: Ints = np.flatnonzero(length >= self.min_tokens)
         if not len(self._document):

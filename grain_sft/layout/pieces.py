@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from grain_sft.corpus import Corpus
+from grain_sft.corpus import Corpus, Documents
+from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -103,6 +104,13 @@ def pieces_of(corpus: Corpus, row: Ints, column: Ints, start: Ints, length: Ints
     position = begin - start[parent]
     columns = row[parent], column[parent] + position, shard, begin - begins[shard], end - begin
     return Pieces(*columns, segment[parent], position, document[parent])
+
+
+def check_documents(documents: Documents) -> Documents:
+    """Return `documents`. Raise a LayoutError if none of them has a token."""
+    if not documents.length.any():
+        raise LayoutError("no document of the corpus has a token. Check its eos_token_id.")
+    return documents
 
 
 def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:

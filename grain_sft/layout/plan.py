@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import DocumentFinder, Documents
-from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
-from grain_sft.layout.pieces import expand_counts
+from grain_sft.layout.pieces import check_documents, expand_counts
 from grain_sft.registry import code_sha256
 from grain_sft.storage import artifact
 from grain_sft.types import Ints
@@ -90,10 +89,8 @@ def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
 
 def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
-    documents = finder.documents
+    documents = check_documents(finder.documents)
     document, start, length = pieces_to_pack(documents, options)
-    if not len(document):
-        raise LayoutError("no document to pack: no document of the corpus has a token. Check its eos_token_id.")
     group_size = min(options.source_group_size, 2**62)  # fits in int64
     group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)

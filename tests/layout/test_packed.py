@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout import plan_files
+from grain_sft.layout import LAYOUTS, plan_files
 from grain_sft.layout.packing import ALGORITHMS
 
 BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
@@ -153,10 +153,12 @@ def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
     assert_same(again.read(range(len(again))), expected)
 
 
-def test_a_corpus_without_documents_is_an_error(tmp_path):
+@pytest.mark.parametrize("kind", ["packed", "padded", "olmo_vsl", "megatron_gpt"])
+def test_a_corpus_without_documents_is_an_error(tmp_path, kind):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
+    options = {"packed": {"cache_dir": tmp_path}, "olmo_vsl": {"min_sequence_length": 2}}.get(kind, {})
     with pytest.raises(LayoutError, match=r"no document of the corpus has a token\. Check its eos_"):
-        PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, cache_dir=tmp_path)
+        LAYOUTS[kind](open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, **options)
     assert not list(tmp_path.rglob("*.arrays")) and not list(tmp_path.rglob("*.tmp"))
 
 

@@ -13,6 +13,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.megatron.blending import Blend, blend, normalized
 from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
+from grain_sft.layout.pieces import check_documents
 from grain_sft.storage import artifact
 
 _VERSION = 1  # increment to rebuild cached indices
@@ -103,7 +104,7 @@ class Recipe:
           LayoutError: The corpus has too few tokens or samples, or weights that the variant refuses.
           CorpusError, CorpusFileError: The documents cannot be found.
         """
-        units = corpus.documents if self.traits.by_documents else corpus.sequences
+        units = check_documents(corpus.documents if self.traits.by_documents else corpus.sequences)
         datasets = self._datasets(corpus, units)
         needs, blend_size = self._samples_needed(corpus, datasets)
         streams = [self._stream(dataset, units, need) for dataset, need in zip(datasets, needs, strict=True)]
