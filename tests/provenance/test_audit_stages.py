@@ -146,6 +146,6 @@ def test_an_entry_that_completes_an_epoch_that_never_ends_is_refused(config, cor
     for ending, a, b in ((".log", "source=a", "source=b"), (".jsonl", '"source": "a"', '"source": "b"')):
         log = tmp_path / f"audit{ending}"
         line = next(line for line in log.read_text().splitlines() if "epoch_complete" in line)
-        late = line.replace("epoch=0", f"epoch={10**17}").replace('"epoch": 0', f'"epoch": {10**17}')
+        late = line.replace("epoch=0", f"epoch={9 * 10**17}").replace('"epoch": 0', f'"epoch": {9 * 10**17}')
         log.write_text("\n".join([log.read_text() + line.replace(b, a), late, ""]))
     assert any("action=epoch_complete of epoch 0; expected" in each for each in findings(tmp_path, pipeline))
