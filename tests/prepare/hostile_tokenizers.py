@@ -58,6 +58,7 @@ def _byte_level() -> Iterator[Maker]:
                 normalizer = {"type": "NFKC"} if flag in ("normalized", "both") else None
                 content = _changed(byte_level_json(special, style=kind), values, normalizer)
                 yield _huggingface(f"bytes_{kind}_{special[0]}_{flag}", content, special, special[0])
+    yield _huggingface("kimi", byte_level_json((*CHATML, "<|tool_calls_begin|>")), CHATML, CHATML[0])
     lower = _changed(byte_level_json(CHATML, style="gpt2"), {"normalized": True}, {"type": "Lowercase"})
     yield _huggingface("bytes_lowercase", lower, CHATML, CHATML[0])
 

@@ -71,7 +71,7 @@ class Chat(Template):
 
     def _render(self, conversation: Conversation) -> Rendered:
         self.check(conversation)
-        system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
+        system = [{"role": "system", "content": conversation.system}] if conversation.system else []
         messages = [*system, *map(_as_dict, conversation.messages)]
         learned = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools

@@ -38,7 +38,7 @@ class Primer(PiecesTemplate):
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
-        if conversation.system is not None:
+        if conversation.system:
             pieces += [(ids["sys"], 0.0), (conversation.system, 0.0), (eot, 0.0)]
         for message, loss in zip(conversation.messages, self.losses(conversation), strict=True):
             pieces += [(ids[_ROLES[message.role]], 0.0), (message.content, loss), (eot, loss)]

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = {name: getattr(hard_chats, function)() for name, function in kinds.items()}
     long = [record for record in records["chats"] if len(str(record)) > 50_000]  # takes seconds to tokenize
     records = {name: [each for each in values if len(str(each)) <= 50_000] for name, values in records.items()}
-    records["long"] = long
+    records["long"] = [{**record, "system": ""} for record in long]
     for path in FILES:
         if path.exists():
             lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]

@@ -157,7 +157,7 @@ KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ 
 {{ '<|' + key + '|>' }}{% endfor %}{% endif %}{% endgeneration %}{{ words['im_end'] }}<|im_end|>{% endfor %}"""
 
 
-@pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "tiktoken_<|endoftext|>"])
+@pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "kimi", "tiktoken_<|endoftext|>"])
 @pytest.mark.parametrize("key", ["<|im_start|>", "im_end", "IM_END", "name"])
 def test_a_key_does_not_become_a_control_token_if_the_template_has_the_same_word(tmp_path, maker, key):
     call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}

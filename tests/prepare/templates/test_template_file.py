@@ -9,7 +9,7 @@ import pytest
 from documents import request_of, write
 from prepared import CHATML, chat, turns
 from template_rules import render_one
-from tokenizer_makers import save_sentencepiece, save_tiktoken
+from tokenizer_makers import byte_level_json, save_huggingface, save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
 from grain_sft.errors import PrepareError, RecordError
@@ -66,39 +66,24 @@ def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
     """Two spans in the last turn and none in the first are as many spans as turns, but not one in each turn."""
     tokenizer = load_tokenizer(save_sentencepiece(tmp_path))
     marked, messages = "{% generation %}{{ m.content }}{% endgeneration %}", turns("one", "wrong", "two", "right")
-    messages[1]["weight"] = 0
+    messages[1] = {"role": "assistant", "tool_calls": [{"name": "wrong"}], "weight": 0}
     for count in (1, 2):
-        written = f"{{% if loop.last %}}{marked * count}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+        written = f"{{% if loop.last %}}{marked * count}{{% else %}}{{{{ m.content }}}}{{{{ m.tool_calls }}}}{{% endif %}}"
         template = f"{{% for m in messages %}}{written}{{% endfor %}}"
         error = render_one(tokenizer, "hf", {"messages": messages}, chat_template=template)
         assert isinstance(error, RecordError) and f"marks {count} spans in 2 turns" in str(error)
 
 
-CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]}
-CALLING = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}, CALL, *turns("hi", "bye")]
-WRITTEN = (
-    "{% for m in messages %}{% if m.role == 'user' %}hi{% else %}{% generation %}CALL{% endgeneration %}{% endif %}{% endfor %}"
-)
-ARGUMENTS = "{% if m.tool_calls %}<|tool_calls|>{{ m.tool_calls[0].function.arguments }}{% endif %}"
-LOSSY = [
-    (WRITTEN.replace("messages", "messages[1:]").replace("CALL", "{{ m.content }}" + ARGUMENTS), "writes nothing of system."),
-    (WRITTEN.replace("CALL", "{{ m.content }}{{ m | tojson }}"), "[2].tool_calls[0].function.arguments: JSON text, which"),
-]
-
-
-@pytest.mark.parametrize(("template", "part"), LOSSY)
-def test_a_template_that_drops_one_of_two_system_texts_or_quotes_arguments_is_an_error(template, part, tmp_path):
-    error = render_one(load_tokenizer(save_sentencepiece(tmp_path)), "hf", {"messages": CALLING}, chat_template=template)
-    assert isinstance(error, RecordError) and part in str(error)
-
-
-def test_calls_without_text_are_rendered_if_a_control_token_has_the_name_of_their_key(tmp_path):
-    tokenizer = load_tokenizer(save_sentencepiece(tmp_path, user_defined=("<|tool_calls|>",)))
-    messages = [CALL, *turns("hi", "bye"), {**CALL, "weight": 0}]
-    result = render_one(
-        tokenizer, "hf", {"messages": messages}, chat_template=WRITTEN.replace("CALL", ARGUMENTS + "{{ m.content }}")
-    )
-    assert tokenizer.decode(result.tokens[result.loss].tolist()) == '<|tool_calls|>{"x": 1}bye'
+def test_a_missing_template_or_token_is_named_and_wrong_jinja_is_an_error(tmp_path):
+    plain = load_tokenizer(save_huggingface(tmp_path / "hf", byte_level_json(("<|endoftext|>",)), eos="<|endoftext|>"))
+    for tokenizer in (plain, load_tokenizer(save_sentencepiece(tmp_path))):
+        with pytest.raises(PrepareError, match=r"no chat template.*--chat-template"):
+            render_one(tokenizer, "hf", chat("a", "b"))
+        with pytest.raises(PrepareError, match=r"<\|im_start\|>, <\|im_end\|>"):
+            render_one(tokenizer, "olmo", chat("a", "b"))
+    for text in ("{% for x in %}", "{% for x in y %}" * 25 + "{% endfor %}" * 25):
+        with pytest.raises(PrepareError, match="Jinja"):
+            render_one(plain, "olmo", chat("a", "b"), chat_template=text)
 
 
 class Shouted(TEMPLATES["text"]):

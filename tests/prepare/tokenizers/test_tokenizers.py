@@ -88,6 +88,9 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
         assert (found.bos_token_id, tuple(found.empty_ids)) == (None, ())
         hashes.add(found.sha256)
     assert len(hashes) == 4
+    (tmp_path / "lone.json").write_text(makers.metaspace_json(("<s>", "</s>")), encoding="utf-8")
+    with pytest.raises(PrepareError, match=r"writes a BOS, which no file of the tokenizer names.*tokenizer_config\.json"):
+        TEMPLATES["hf"](load_tokenizer(tmp_path / "lone.json"), TemplateOptions(chat_template="{{ bos_token }}"))
 
 
 def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
@@ -188,12 +191,6 @@ def test_a_tokenizer_is_recognized_under_any_name(tmp_path, save, name):
     if save is makers.save_sentencepiece:
         (tmp_path / name).rename(tmp_path / "tokenizer.llama2")
         assert load_tokenizer(tmp_path).description() == expected
-
-
-def test_the_bos_of_a_chat_template_is_an_error_if_a_lone_tokenizer_json_does_not_name_it(tmp_path):
-    (tmp_path / "tokenizer.json").write_text(makers.metaspace_json(("<s>", "</s>")), encoding="utf-8")
-    with pytest.raises(PrepareError, match=r"writes a BOS, which no file of the tokenizer names.*tokenizer_config\.json"):
-        TEMPLATES["hf"](load_tokenizer(tmp_path), TemplateOptions(chat_template="{{ bos_token }}"))
 
 
 def save_lone_json(folder):
