@@ -40,7 +40,7 @@ def expand(path: str) -> list[str]:
 
     Raises:
       CorpusFileError: No file has this name, two paths lead to the same folder, or a folder has several splits, a file with
-        and without compression, or a damaged dataset.
+        and without compression, a Delta table, or a damaged dataset.
     """
     path = files.normalize(path)
     paths, problem = [path], "names no file"
@@ -101,7 +101,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
         path = str(client.info(folder)["name"]).strip("/")  # without gs:// or gcs://, as `find` returns paths
         for name in client.find(folder):
             folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
-            if not any(name.startswith(_HIDDEN) for name in folders):
+            if not any(_is_left_out(name, folder) for name in folders):
                 yield str(client.unstrip_protocol(name)), folders
 
 
@@ -119,8 +119,16 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     for entry, is_folder in entries:
         if not is_folder:
             yield str(entry), folders
-        elif not entry.name.startswith(_HIDDEN):
+        elif not _is_left_out(entry.name, folder):
             yield from _local(entry, (*folders, entry.name), above | {real_path})
+
+
+def _is_left_out(name: str, folder: str | Path) -> bool:
+    """Return whether a subfolder of `folder` is left out. Refuse the log of a Delta table: only it lists the table's files."""
+    if name == "_delta_log":
+        problem = f"{folder}: is a Delta table, whose folder also has the files of earlier versions"
+        raise CorpusFileError(f"{problem}. Write the table to Parquet files in a new folder, and name that.")
+    return name.startswith(_HIDDEN)
 
 
 def _files_with_data(paths: Sequence[str]) -> list[str]:

@@ -44,6 +44,9 @@ def test_a_folder_means_its_files_of_records_but_not_its_texts_or_hidden_folders
         client.pipe_file(f"bucket/tree/{name}", b"{}\n")
     for where in ("gs://bucket/tree", "gs://bucket/tree/", "gcs://bucket/tree"):
         assert named(where) == sorted(f"gs://bucket/tree/{name}" for name in TREE)
+    client.pipe_file("bucket/tree/_delta_log/0.json", b"{}\n")
+    with pytest.raises(CorpusFileError, match=r"gs://bucket/tree: is a Delta table"):
+        named("gs://bucket/tree")
     monkeypatch.setattr(Path, "is_dir", mock.Mock(side_effect=PermissionError))  # as in a folder that can't be entered
     with pytest.raises(CorpusFileError, match="can't be read"):
         named(tmp_path)
@@ -59,6 +62,8 @@ def test_a_folder_without_records_means_its_texts(tmp_path):
         named(files_in(tmp_path / "empty", ["a.py"]))
     with pytest.raises(CorpusFileError, match=r"c/a\.jsonl\.gz: is next to the same file without compression, so its rec"):
         named(files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.gz"]))
+    with pytest.raises(CorpusFileError, match=r"in/t: is a Delta table, whose folder also has the files of earlier versions"):
+        named(files_in(tmp_path / "in", ["t/a.parquet", "t/_delta_log/0.json"]))
 
 
 def test_corpora_that_were_prepared_are_not_inputs(tmp_path, client):
