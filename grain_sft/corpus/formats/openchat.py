@@ -57,6 +57,8 @@ class OpenChat(Format):
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
             return path if listing.sidecars(path, name) else None
+        if name.endswith((".npy", ".bin")):
+            return None
         file = _of_split(path, "train", listing)
         if file is None and name in _SPLITS:
             file = _of_split(folder, _SPLITS[name], listing)

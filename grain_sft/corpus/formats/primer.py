@@ -40,6 +40,8 @@ class Primer(Format):
         homes = [files.join(path, "train_"), files.join(path, _LINKS)]
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
+        elif name.endswith((".bin", ".npy")):
+            return None
         elif name in ("train", "val"):
             homes.append(files.join(files.parent(path), f"{name}_"))
         for home in homes:
