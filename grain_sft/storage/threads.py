@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_THREADS = min(8, os.cpu_count() or 1)
 
-
-def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = _THREADS) -> Iterator[T]:
+def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = min(8, os.cpu_count() or 1)) -> Iterator[T]:
     """Yield the results of `map(function, *columns)`, in order. The calls run in `threads` threads."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         yield from pool.map(function, *columns)

@@ -93,6 +93,11 @@ class FileFormats:
         with errors_of(form):
             return TokenFile(*form.part(path, self._listing)) if token_file == path else TokenFile(path)
 
+    def find_loss(self, path: str) -> TokenFile:
+        """Return the token file `path` with the loss file that its name implies, if that exists."""
+        # formats with `any_path` have no loss files, so no folder is listed for them
+        return TokenFile(path) if self.owner(path)[0].any_path else self.part(path)
+
     def followed(self, path: str) -> str:
         """Return the target of `path` if `path` is a link and only the target has sidecar files; else return `path`."""
         if files.is_remote(path) or not os.path.islink(path):

@@ -167,7 +167,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
     if corpus.has_loss:
         return corpus
-    parts = list(map(FileFormats(DirectoryListing()).part, tokens))
+    parts = list(map(FileFormats(DirectoryListing()).find_loss, tokens))
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus

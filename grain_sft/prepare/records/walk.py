@@ -126,8 +126,9 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 def _is_left_out(name: str, folder: str | Path) -> bool:
     """Return whether a subfolder of `folder` is left out. Refuse the log of a Delta table: only it lists the table's files."""
     if name == "_delta_log":
-        problem = f"{folder}: is a Delta table, whose folder also has the files of earlier versions"
-        raise CorpusFileError(f"{problem}. Write the table to Parquet files in a new folder, and name that.")
+        raise CorpusFileError(
+            f"{folder}: is a Delta table, which may have files of old versions. Write it to new Parquet files."
+        )
     return name.startswith(_HIDDEN)
 
 
