@@ -126,9 +126,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 def _is_left_out(name: str, folder: str | Path) -> bool:
     """Return whether a subfolder of `folder` is left out. Refuse the log of a Delta table: only it lists the table's files."""
     if name == "_delta_log":
-        raise CorpusFileError(
-            f"{folder}: is a Delta table, which may have files of old versions. Write it to new Parquet files."
-        )
+        raise CorpusFileError(f"{folder}: is a Delta table, which may have files of old versions. Write new Parquet files.")
     return name.startswith(_HIDDEN)
 
 
