@@ -62,8 +62,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         epoch: Epoch of the next step's first row, from 0.
         steps_into_epoch: Number of steps done that began in that epoch.
         rows_into_epoch: Number of rows of that epoch that were read.
-        rows, tokens: Number of rows read so far, and of the layout's tokens in them, with padding and the rows that only fill a
-          batch. A transform such as `drop_last_position` removes some of these tokens from the batches.
+        rows: Number of rows read so far, with the rows that only fill a batch.
+        tokens: Number of the layout's tokens in these rows, with padding. `drop_last_position` removes some of them.
 
     Raises:
       SamplerError: `epochs` is more than the run has, or `every` is not an integer of at least 1.
