@@ -60,8 +60,8 @@ class StepMap:
 
     def step_of(self, data_step: int) -> int:
         """Return the first step of the trainer that reads `data_step` or a later data step."""
-        entry = max(0, bisect_right(self._data_steps, data_step) - 1)
-        return max(self.steps[0], min(data_step - self._shifts[entry], self._ends[entry]))
+        entry = bisect_right(self._data_steps, data_step) - 1
+        return self.steps[0] if entry < 0 else min(data_step - self._shifts[entry], self._ends[entry])
 
     def steps_of(self, data_steps: Ints) -> Ints:
         """Return the trainer's step that reads each of `data_steps`, or -1 for a data step that is not read: int64 [n]."""

@@ -30,6 +30,7 @@ class GoogleStorage(GCSFileSystem):
         call = super()._call
 
         async def attempt() -> Any:
+            """Renew the credentials if needed, then make the request once. Name broken answers and refusals."""
             try:
                 if self.credentials.credentials is not None:
                     await _in_a_thread(self.credentials.maybe_refresh)
