@@ -202,7 +202,7 @@ def _locate_tokenizer(name: object, folder: str) -> object:
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
         return name
     path = TokenizerPath(_joined(folder, name))
-    path.name = name
+    path.name = getattr(name, "name", name)  # sections that `read_config` returned may be loaded again
     return path if os.path.exists(path) else name
 
 

@@ -112,12 +112,12 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
-    def _reader(self, step: int) -> ReadAhead[GlobalBatch]:
+    def _reader_from(self, step: int) -> ReadAhead[GlobalBatch]:
         this = weakref.proxy(self)  # otherwise, threads that wait for work would keep the iterator alive
         make, name = (lambda step: this._make_now(step)), "grain_sft-global-batches"
         return ReadAhead(make, start=step, end=self._end, ahead=self._prefetch, threads=self._threads, name=name)
 
-    def _writer(self, step: int) -> bool:
+    def _is_writer(self, step: int) -> bool:
         return self._placement(step).writer == jax.process_index()
 
     def _make_now(self, step: int) -> GlobalBatch:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import RECORD, record_run
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
+from grain_sft.storage import files
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
@@ -42,7 +43,7 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     batches.seek(trained)
     folder = trainer.config.checkpoint_root_directory
     if folder:
-        path, writes = f"{folder}/{RECORD}", jax.process_index() == 0
+        path, writes = files.join(files.normalize(folder), RECORD), jax.process_index() == 0
         record_run(path, batches.pipeline, trained, allow_other_data=allow_other_data, write=writes)
     if not trainer.is_managed_externally:  # an externally managed trainer drops no batch
         yield from ({} for _ in range(trained))

@@ -52,7 +52,7 @@ class PipelineIterator(StepIterator[Element]):
             self._takes_ready = not first_steps.left  # if True, `next` skips this method for ready batches
         return batch
 
-    def _reader(self, step: int) -> ReadAhead[Element]:
+    def _reader_from(self, step: int) -> ReadAhead[Element]:
         ahead = max(self._prefetch, self._threads)
         bounds: dict[str, Any] = {"start": step, "end": self._end}
         if self._worker_count:

@@ -56,7 +56,8 @@ class ReadAhead(Generic[T]):
     Attributes:
       results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
         and set its `value` to None once it has taken the value.
-      due: First step after which the caller has to call `advance`. Each earlier call that is left out saves 10 to 20 us.
+      due: Step. The caller has to call `advance` once it has taken the result of this step or of a later one. After earlier
+        steps, it may leave out the call, which saves 10 to 20 us a step.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
         # amendments that begin before the stage ends, and name only its sources
-        own = [each for each in reweights if each[1].reweight.keys() <= sources and (end is None or each[0] < end)]
+        own = [(step, each) for step, each in reweights if each.reweight.keys() <= sources and (end is None or step < end)]
         if own:
             sampler = sampler.reweighted([(step, amendment.reweight) for step, amendment in own])
         applied.update(amendment for _, amendment in own)
@@ -110,6 +110,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
                 raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
         first_step = sampler.num_steps
+        # the streams of this stage come before the streams that it did not read, in the order of its sources
         for key, length, stream in reversed(list(_streams(stage, sampler))):
             progress[key] = {stream.name: _progress(sampler, stream, length)} | progress.get(key, {})
     for _, amendment in reweights:
@@ -130,6 +131,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress
     """
     starts, gap = {}, 0
     streams = _streams(stage, stage.sampler)
+    # first the streams that find their own name, so that no other stream continues it
     for key, length, stream in sorted(streams, key=lambda each: each[2].name not in progress.get(each[0], {})):
         left = progress.get(key, {})
         name = stream.name if stream.name in left else next(iter(left), "")

@@ -146,13 +146,13 @@ class StagedPipeline(Pipeline):
 
     @property
     def later_stages(self) -> list[str]:
-        # If first steps of a stage are skipped, the trainer's step alone does not state which of its batches are read.
-        steps = [self._skips.step_of(sampler.first_step) for sampler in self._planned_samplers]
-        return [
-            f"from step {step}: {f'data step {sampler.first_step}: ' if step < sampler.first_step else ''}"
-            + data_key_of(stage.source, sampler.sampler, stage.described)
-            for step, stage, sampler in zip(steps[1:], self._planned_stages[1:], self._planned_samplers[1:], strict=True)
-        ]
+        texts = []
+        for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True):
+            step = self._skips.step_of(sampler.first_step)
+            # after skipped steps, the trainer's step alone does not state which batches of the stage are read
+            data_step = f"data step {sampler.first_step}: " if step < sampler.first_step else ""
+            texts.append(f"from step {step}: {data_step}{data_key_of(stage.source, sampler.sampler, stage.described)}")
+        return texts
 
     @functools.cached_property
     def receipt(self) -> Receipt:

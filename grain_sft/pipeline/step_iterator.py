@@ -32,9 +32,9 @@ class StepIterator(grain.DatasetIterator[T]):
     `next_step` and the iterator's state still name the step that was not delivered. To ensure this, a batch stays in
     `_undelivered` until just before `next` returns. If a step failed, the following call of `next` tries the step again.
 
-    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. If a subclass sets `_takes_ready`, `next` does not
-    call `_make` for a batch that is ready. If the trainer pauses 5 ms after each batch, `next` takes 39 us this way, and 76 us
-    with `_make` (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader_from`, and call `__init__` last. If a subclass sets `_takes_ready`, `next`
+    does not call `_make` for a batch that is ready. If the trainer pauses 5 ms after each batch, `next` takes 39 us this way,
+    and 76 us with `_make` (`bench --only windows`).
     """
 
     _closed = True  # Grain's constructor sets it to False
@@ -54,10 +54,10 @@ class StepIterator(grain.DatasetIterator[T]):
             observer.iterator_opened(self)
 
     @abc.abstractmethod
-    def _reader(self, step: int) -> ReadAhead[T]:
+    def _reader_from(self, step: int) -> ReadAhead[T]:
         """Return the object that makes batches ahead, from `step` on. Called only if `_makes_ahead`."""
 
-    def _writer(self, step: int) -> bool:
+    def _is_writer(self, step: int) -> bool:
         """Return `Delivery.writer` of `step`."""
         return self.pipeline.sampler.host.index == 0
 
@@ -113,7 +113,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 shape = (0,)
             now, delivery = perf_counter(), None
             if self._recorders:
-                writer, tokens = self._writer(step), math.prod(shape)
+                writer, tokens = self._is_writer(step), math.prod(shape)
                 delivery = Delivery(self.pipeline, step, writer, shape[0], tokens, now - since)
             self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
@@ -163,7 +163,7 @@ class StepIterator(grain.DatasetIterator[T]):
     def _make(self, step: int) -> T:
         """Return the batch of `step` that a thread or process made ahead."""
         if self._ahead is None:
-            self._ahead = self._reader(step)
+            self._ahead = self._reader_from(step)
         result = self._ahead.get(step)
         if result.error is not None:
             self._stop()
@@ -176,7 +176,7 @@ class StepIterator(grain.DatasetIterator[T]):
         with self._lock:
             if self._makes_ahead and not self._closed and not self._undelivered and self._next < self._end:
                 if self._ahead is None:
-                    self._ahead = self._reader(self._next)
+                    self._ahead = self._reader_from(self._next)
                 self._ahead.advance(self._next)
 
     @property

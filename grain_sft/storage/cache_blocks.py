@@ -39,10 +39,10 @@ class DamagedBlockError(Exception):
 
 def file_size(size: int) -> int:
     """Return the size of the file that stores a block of `size` bytes."""
-    return _HEADER + _CHECKSUM * _num_checked(size) + size
+    return _HEADER + _CHECKSUM * _num_checksums(size) + size
 
 
-def _num_checked(size: int) -> int:
+def _num_checksums(size: int) -> int:
     return -(-size // _CHECKED_BYTES)
 
 
@@ -79,7 +79,7 @@ class Block(NamedTuple):
             stop = start + piece.size
             # bytes 40,000 to 70,000 of a block need the checksums 1 and 2, which cover bytes 32,768 to 98,304
             first = start // _CHECKED_BYTES
-            count = _num_checked(stop) - first
+            count = _num_checksums(stop) - first
             checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, (first + count) * _CHECKED_BYTES)
             checksums = pread(fd, _CHECKSUM * count, _HEADER + _CHECKSUM * first)
             data = memoryview(pread(fd, checked_stop - checked_start, self._data_offset + checked_start))

@@ -92,6 +92,6 @@ def read_head(path: str) -> tuple[int, bytes, str | None]:
     """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its version (None if local)."""
     size, version = files.size_and_version(path)
     want = MOST_HEADER_BYTES + DIGEST_BYTES
-    # a file that is not regular, such as a pipe, has 0 bytes: reading it raises an error
+    # Request no bytes after the end of a remote file. A local pipe has size 0, and is refused only when it is read.
     stop = min(size, want) if files.is_remote(path) else want
     return size, files.read_range(path, 0, stop, version=version), version

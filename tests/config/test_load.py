@@ -12,6 +12,7 @@ from sft_files import EOS
 
 import grain_sft
 from grain_sft import NgramFilter, ShiftTargets
+from grain_sft.config import read_config
 from grain_sft.config.reading import read
 
 
@@ -30,10 +31,13 @@ def test_a_config_makes_the_pipeline_that_it_states(config, data):
     assert len(load(config)) == 10 and "host is 0 (int); expected Host" in error_of(config, host=0)
 
 
-def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_was(config, tmp_path):
+def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_was(config, tmp_path, data):
+    (tmp_path / "configs" / "a").mkdir(parents=True)  # a tokenizer next to the configs, named as in the mix
+    (data / "mix.txt").write_text("web,{TOKENIZER}.npy\ncode,b.npy\n")
+    config["corpus"]["tokenizer"] = "a"
     for name in ("a.json", "a.yaml", "a.yml"):
         path = write_config(tmp_path / "configs" / name, config)
-        same_batches(load(path), load(config))
+        same_batches(load(read_config(path)[1]), load(config))
         same_batches(load(str(path)), load(config))
     for given in (config, {"inherits": str(path), "sampler": {"global_batch_tokens": 16}}):
         before = copy.deepcopy(given)

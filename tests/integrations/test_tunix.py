@@ -66,13 +66,15 @@ def test_training_continues_after_the_batches_that_tunix_drops(batches):
     assert numbers(training(batches, trainer(3, managed=True))) == whole[3:]
 
 
-def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path):
-    next(training(batches, trainer(0, tmp_path)))
-    next(training(batches, trainer(2, tmp_path)))
+@pytest.mark.parametrize("folder", ["local", "memory://tunix"])
+def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path, folder):
+    folder = tmp_path if folder == "local" else folder
+    next(training(batches, trainer(0, folder)))
+    next(training(batches, trainer(2, folder)))
     others = GlobalBatches(load(config_of(corpus, sequence_length=32)), batches.sharding)
     with pytest.raises(PipelineError, match="of a run on other data"):
-        next(training(others, trainer(2, tmp_path)))
-    assert next(training(others, trainer(2, tmp_path), allow_other_data=True)) == {}
+        next(training(others, trainer(2, f"{folder}/")))
+    assert next(training(others, trainer(2, folder), allow_other_data=True)) == {}
     others.close()
 
 
