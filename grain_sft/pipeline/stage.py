@@ -62,6 +62,9 @@ class Stage:
         """Return the amendments `run` with the document numbers of this stage. `run` may lack the last amendments."""
         if self.amendments is None:
             return list(run)
+        if len(self.amendments) < len(run):
+            problem = f"stage: amendments has {len(self.amendments)} items, but the run has {len(run)} amendments"
+            raise PipelineError(f"{problem}. Give an item for each: the amendment, or None if it withdraws no document here.")
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
 
     @property

@@ -30,7 +30,7 @@ class GoogleStorage(GCSFileSystem):
         call = super()._call
 
         async def attempt() -> Any:
-            """Renew the credentials if needed, then make the request once. Name broken answers and refusals."""
+            """Renew the credentials if needed, then make the request once. Errors name a cut answer and refused credentials."""
             try:
                 if self.credentials.credentials is not None:
                     await _in_a_thread(self.credentials.maybe_refresh)
@@ -38,7 +38,8 @@ class GoogleStorage(GCSFileSystem):
             except json.JSONDecodeError as error:
                 raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
             except Exception as error:
-                reason = str(*getattr(error.__cause__, "args", ())[:1])  # that of google-auth, which gcsfs's error lacks
+                arguments = getattr(error.__cause__, "args", ())
+                reason = str(arguments[0]) if arguments else ""  # google-auth's reason, which gcsfs's error lacks
                 if reason.startswith(("invalid_grant", "Reauthentication", "The credentials do not")):
                     fix = "Run `gcloud auth application-default login`, or give another token or key file"
                     raise RefusedError(f"Google's credentials can't be renewed ({reason.rstrip('.')}). {fix}") from error

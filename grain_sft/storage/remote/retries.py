@@ -21,7 +21,8 @@ from grain_sft.storage import activity
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
 FIRST_CONTACT = 6.0
-"""Seconds for all attempts at a server that never answered this process. Probably the server's name or the network is wrong."""
+"""Seconds for all attempts at a server that has not answered this process yet. If it does not answer, the server's name is
+probably wrong, or the network does not reach it."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
 _FIRST_ATTEMPT = 10.0  # most seconds of the first attempt
