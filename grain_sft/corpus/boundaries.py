@@ -98,8 +98,8 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if not parsed and num_tokens:
         raise CorpusError(f"{path}: lists no document, but the shard has {num_tokens} tokens. Copy the file again.")
     start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
-    end -= start  # in place: there may be many millions
-    return start, end
+    length = np.subtract(end, start, out=end)  # in place: there may be many millions
+    return start, length
 
 
 def _parse_lines(path: str, line: int, lines: bytes) -> Ints:

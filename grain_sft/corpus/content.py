@@ -25,28 +25,28 @@ class _ChangedError(Exception):
     """Files changed while they were hashed, so their hashes must not be cached."""
 
 
-def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
+def hashes_of(stamps: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
     """Return the hashes of the files' data, from the cache if possible.
 
     Args:
-      stored: Files whose data are hashed.
+      stamps: Files to hash.
       read: Function that reads all files and returns their hashes. None hashes each file with `hashing.of_file`.
       of: Name of what `read` hashes, a part of the cache's key. "bytes" means every byte of each file from `data_offset` on.
     """
-    read = read or (lambda: list(map(hashing.of_file, stored)))
-    key = _cache_key(stored, of)
+    read = read or (lambda: list(map(hashing.of_file, stamps)))
+    key = _cache_key(stamps, of)
     if key is None:
         return read()
     hashes: list[str] = []
 
     def make() -> artifact.Arrays:
         hashes[:] = read()
-        if _cache_key(stored, of) != key:
+        if _cache_key(stamps, of) != key:
             raise _ChangedError
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
     # None means the cache that machines may share. Keys of local files hold inodes, which differ between machines.
-    folder = None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
+    folder = None if all(files.is_remote(file.path) for file in stamps) else files.cache_dir()
     try:
         arrays = artifact.load_or_make("content", key, make, folder)
     except _ChangedError:
@@ -54,34 +54,34 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     return [bytes(row).hex() for row in arrays["sha256"]]
 
 
-def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
+def _cache_key(stamps: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
     Return None if the files are small, a remote file has no version, or a local file was written to in the last two seconds. A
     second write in this time might not change the file's times.
     """
-    if sum(file.size for file in stored) < _CACHED_FROM:
+    if sum(file.size for file in stamps) < _CACHED_FROM:
         return None
-    stamps: list[list[Any]] = []
-    remote = [file for file in stored if files.is_remote(file.path)]
+    facts: list[list[Any]] = []
+    remote = [file for file in stamps if files.is_remote(file.path)]
     now = time.time()
     try:
         versions = {file.path: file.version or "" for file in identify(remote)}
-        for file in stored:
+        for file in stamps:
             if files.is_remote(file.path):
                 version = versions[file.path]
                 if version.partition(" ")[0] not in _VERSIONS:  # a version is a kind and a value: "generation 1712"
                     return None
-                stamps.append([file.path, version, file.size, file.data_offset])
+                facts.append([file.path, version, file.size, file.data_offset])
                 continue
             status = os.stat(file.path)
             if now - max(status.st_mtime, status.st_ctime) < _SETTLED or status.st_size != file.size:
                 return None
             identity = [status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-            stamps.append([*identity, file.size, file.data_offset])
+            facts.append([*identity, file.size, file.data_offset])
     except OSError:
         return None  # the caller reads the file next, which raises an error that gives the reason
-    return {"content": _VERSION, "of": of, "files": stamps}
+    return {"content": _VERSION, "of": of, "files": facts}
 
 
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:

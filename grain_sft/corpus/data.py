@@ -113,14 +113,11 @@ class CorpusData:
         def changed(file: Any) -> Any:
             return None if file is None else change(file)
 
-        shards = []
-        for shard in self.shards:
-            loss, boundaries = changed(shard.loss), changed(shard.boundaries)
-            shard = change(shard)
-            if loss is not None or boundaries is not None:
-                shard = dataclasses.replace(shard, loss=loss, boundaries=boundaries)
-            shards.append(shard)
-        return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
+        shards = tuple(
+            dataclasses.replace(change(shard), loss=changed(shard.loss), boundaries=changed(shard.boundaries))
+            for shard in self.shards
+        )
+        return dataclasses.replace(self, shards=shards, sources_file=changed(self.sources_file))
 
     @functools.cached_property
     def fingerprint(self) -> str:

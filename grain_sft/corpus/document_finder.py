@@ -46,8 +46,7 @@ class DocumentFinder:
 
     def _hash_and_find(self) -> list[str]:
         """Compute `_hashes` and `_pending` in one pass over the files. Return `_hashes`."""
-        found = read_documents_of_files(self.corpus) if self._by_files else _scan(self.corpus, self._bos)
-        self._pending, hashes = found
+        self._pending, hashes = read_documents_of_files(self.corpus) if self._by_files else _scan(self.corpus, self._bos)
         return hashes
 
     @functools.cached_property

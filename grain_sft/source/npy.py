@@ -98,9 +98,9 @@ class NpyDataSource(RowSource):
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
         """Set the readers. `SegmentReader` is faster for rows of few long segments."""
         layout, self._reader, self._loss = self.layout, reader, loss
-        long = layout.row_segments is not None and self._dtype.itemsize <= 4
-        long = long and are_long(layout.sequence_length, layout.mean_segments)
-        self._segment_reader = SegmentReader(layout, reader, self._fits_int32) if long else None
+        is_possible = layout.row_segments is not None and self._dtype.itemsize <= 4
+        is_faster = is_possible and are_long(layout.sequence_length, layout.mean_segments)
+        self._segment_reader = SegmentReader(layout, reader, self._fits_int32) if is_faster else None
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Return the rows `indices` as arrays [rows, L]. A row `FILL_ROW` (-1) is padding, without loss.

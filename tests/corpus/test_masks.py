@@ -13,6 +13,7 @@ import sft_files as sft
 
 from grain_sft import GrainSftError, open_corpus
 from grain_sft.config.parts import make_corpus
+from grain_sft.corpus import Json, split_metadata
 
 
 @pytest.fixture
@@ -33,6 +34,15 @@ def test_masks_of_only_some_parts_are_refused_or_ignored_on_request(parts):
     assert expected in sft.error_of(index, use_loss_mask=True)
     for where in (parts, [first, second]):
         assert open_corpus(where, dtype="uint16", use_loss_mask=False).ignores_loss
+
+
+def test_the_metadata_of_a_folder_of_parts_without_masks_are_read_once(parts, monkeypatch):
+    for mask in sft.masks_of(parts):
+        mask.unlink()
+    (parts / "corpus.json").write_text(json.dumps(split_metadata(format="olmo", split="train", label_masks=False)))
+    load, paths = Json.load, []
+    monkeypatch.setattr(Json, "load", lambda path: paths.append(path) or load(path))
+    assert len(open_corpus(parts, dtype="uint16").shards) == 3 and paths == [str(parts / "corpus.json")]
 
 
 def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):

@@ -27,7 +27,7 @@ def names(tree):
     return lambda where, **given: [os.path.relpath(each.path, tree) for each in open_corpus(where, **given).shards]
 
 
-def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(tree, names):
+def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(tree, names, write_tokens):
     expected = ["a.npy", "b.npy", "sub-2/z.npy", "sub/c.npy", "sub/deep/a.npy"]
     assert names(tree) == names(f"{tree}/") == names(f"file://{tree}", format="files") == expected
     assert names(f"{tree}/*.npy") == names(f"{tree}/[ab].npy") == ["a.npy", "b.npy"]
@@ -36,8 +36,12 @@ def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(t
     listed = [tree / "sub/c.npy", f"{tree}/*.npy", str(tree / "sub/deep"), tree / "a.npy"]
     assert names(listed) == ["sub/c.npy", "a.npy", "b.npy", "sub/deep/a.npy", "a.npy"]
     (tree / "sub-2/latest").symlink_to(tree / "sub")
-    assert names(tree) == expected  # the link leads to files that are read already
+    for hidden in ("._a.npy", ".Trash/d.npy"):
+        write_tokens(hidden, [1])
+    assert names(tree) == expected  # the link leads to files that are read already, and hidden files are left out
     assert re.search(r"/latest: is a link .* Give the glob '.*/sub-2/\*\*/\*\.npy'", error_of(tree / "sub-2"))
+    (tree / "sub/e.npy").symlink_to(tree / "missing")
+    assert "sub/e.npy: no such file" in error_of(tree)
 
 
 @pytest.mark.parametrize("pattern", ["", "**/*.npy", "*/*.npy"])

@@ -145,9 +145,6 @@ def checked_part(form: Format, path: str, listing: DirectoryListing) -> TokenFil
     return part
 
 
-_NO_GUARD = contextlib.nullcontext()  # one for all calls, because each file of a corpus causes ten of them
-
-
 def errors_of(form: Format) -> contextlib.AbstractContextManager[None]:
     """Return a context that turns exceptions of another package's format into CorpusErrors."""
-    return _NO_GUARD if is_ours(type(form)) else entry_errors(CorpusError, described(form), "Fix its code.")
+    return contextlib.nullcontext() if is_ours(type(form)) else entry_errors(CorpusError, described(form), "Fix its code.")

@@ -9,7 +9,6 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from grain_sft.corpus.boundaries import CUTTING_KINDS
@@ -197,16 +196,20 @@ def expand(path: str) -> list[str]:
             return [path]
         found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
-        walked = list(os.walk(Path(path), onerror=files.refuse_unlisted))
+        path = files.absolute(path)
+        walked = list(os.walk(path, onerror=files.refuse_unlisted))
         searched = {os.path.realpath(folder) for folder, _, _ in walked}
         for link in (os.path.join(folder, name) for folder, names, _ in walked for name in names):
             if os.path.realpath(link) not in searched and files.glob(f"{glob.escape(link)}/**/*.npy"):
                 problem = f"{link}: is a link to a folder of token files, and links are not followed"
-                raise CorpusFileError(f"{problem}. Give the glob '{path.rstrip('/')}/**/*.npy', which follows them.")
-        below = (os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".npy"))
-        found = sorted(filter(os.path.isfile, below))
+                raise CorpusFileError(f"{problem}. Give the glob '{path}/**/*.npy', which follows them.")
+        # a link whose target is missing is among these files: opening it is an error
+        found = sorted(os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".npy"))
     else:
         return [path]
+    # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
+    depth = path.rstrip("/").count("/") + 1
+    found = [file for file in found if not any(name.startswith(".") for name in file.split("/")[depth:])]
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
     for form in formats():

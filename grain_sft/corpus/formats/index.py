@@ -93,10 +93,8 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
             # the absolute path is remapped only if `path_remap` did not change the relative path
             present = options.remap(absolute) if present == file.path else absolute
-        # an edited index may state `root`, which only `open_corpus` sets: remove it
-        if present == file.path and file.root is None:
-            return file
         version = file.version if present == file.path else None  # a copy has a version of its own
+        # an edited index may state `root`, which only `open_corpus` sets: remove it
         return dataclasses.replace(file, path=present, version=version, root=None)
 
     metadata = CorpusMetadata.of(data, _DAMAGED)

@@ -64,10 +64,14 @@ class CorpusMetadata:
 
 
 class DirectoryListing:
-    """Names of the files in local and remote folders. A folder is listed once. If it can't be listed, it has no names."""
+    """Names of the files in local and remote folders, and JSON objects in these files.
+
+    Each folder is listed once, and each JSON file is read once. If a folder can't be listed, it has no names.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
+        self._objects: dict[str, Json] = {}  # by path
 
     def names(self, folder: str) -> frozenset[str]:
         """Return the names of files and folders in `folder`. A timeout raises a RemoteTimeoutError."""
@@ -82,10 +86,11 @@ class DirectoryListing:
     def read_json(self, folder: str, name: str) -> "Json":
         """Return the JSON object in the file `name` in `folder`. If there is no such file, return {} with the path ""."""
         path = self.find(folder, name)
-        head = files.read_range(path, 0, 1 << 20) if path and name == SPLIT else b""
-        if head and SPLIT_FORMAT.encode() not in head:
-            path = ""  # another tool wrote a file of this name, such as JSONL
-        return Json.load(path) if path else Json("", {})
+        if path not in self._objects:
+            head = files.read_range(path, 0, 1 << 20) if path and name == SPLIT else b""
+            is_foreign = head and SPLIT_FORMAT.encode() not in head  # another tool's corpus.json, such as JSONL
+            self._objects[path] = Json.load(path) if path and not is_foreign else Json("", {})
+        return self._objects[path]
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
         """Return those of the names `candidates` that exist in the folder of `path`. The folder need not be listable."""
@@ -177,8 +182,9 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
         data = listing.read_json(folder, SPLIT)
         if data.get("format") == SPLIT_FORMAT:
             return parse_metadata(data)
-        if path := listing.find(folder, PREPARE):
-            return _parse_prepare(Json.load(path))
+        prepare = listing.read_json(folder, PREPARE)
+        if prepare.path:
+            return _parse_prepare(prepare)
     return CorpusMetadata()
 
 

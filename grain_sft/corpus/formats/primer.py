@@ -12,7 +12,7 @@ import re
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
+from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, read_metadata, warn_unknown
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -93,9 +93,8 @@ class Primer(Format):
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)
-        path = listing.find(folder, _META) or listing.find(root, _META)
-        if path and not metadata.of_split:
-            meta = Json.load(path)
+        meta = listing.read_json(folder if listing.find(folder, _META) else root, _META)
+        if not metadata.of_split:
             eos = meta.object("special_token_ids").count("eot")
             metadata = metadata.filled(tokenizer_sha256=meta.get("tokenizer_sha256", str))
             metadata = metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
