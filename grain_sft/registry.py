@@ -130,8 +130,8 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
     except Exception as raised:
         frames = reversed(traceback.extract_tb(raised.__traceback__))
         text = str(raised).removesuffix(".") or "no message"
-        theirs = (f" ({each.filename}:{each.lineno})" for each in frames if not each.filename.startswith(_FOLDER))
-        raise error(f"{what}: {type(raised).__name__}: {text}{next(theirs, '')}. {fix}") from raised
+        outside = (f" ({frame.filename}:{frame.lineno})" for frame in frames if not frame.filename.startswith(_FOLDER))
+        raise error(f"{what}: {type(raised).__name__}: {text}{next(outside, '')}. {fix}") from raised
 
 
 def name_of(entry: Any) -> str:

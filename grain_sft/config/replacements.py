@@ -21,6 +21,9 @@ from grain_sft.options import Section
 from grain_sft.pipeline import Stage
 from grain_sft.sampling import Host, StepMap
 
+Replacement = tuple[int, Section]
+"""Data step at which an amendment replaces a source, and the section `replace` of the amendment."""
+
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a validated config with a new stage at each replacement that needs one.
@@ -36,33 +39,33 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     if not sections:
         return config
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
-    steps = [(skips.data_step(section["from"]), section) for section in sections]
-    stages = list(_stages_of(config, steps, PartsMaker(where, Host(0, 1))))
-    for step, section in steps:
+    replacements = [(skips.data_step(section["from"]), section) for section in sections]
+    stages = list(_stages_of(config, replacements, PartsMaker(where, Host(0, 1))))
+    for step, section in replacements:
         _check_replace(section, [stage for _, end, stage in stages if step < end], where)
-    steps = [(step, section) for step, section in steps if keys_of_stage(section)]
-    if not steps:
+    dividing = [(step, section) for step, section in replacements if keys_of_stage(section)]
+    if not dividing:
         return config
     entries: list[Mapping[str, Section]] = []
-    replaced: list[tuple[int, Section]] = []
+    replaced: list[Replacement] = []
     for number, entry in enumerate(amendments):
         entries.append(entry)
         if "replace" in entry and keys_of_stage(entry["replace"]):
             replaced.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
             restated = _weights_to_restate(stages, replaced, amendments, [*entries, *amendments[number + 1 :]], skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in restated]
-    divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
+    divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, dividing)]
     # a config with stages can't have a schedule outside of them
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
-def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, Section]]) -> Iterator[Section]:
+def _divide(stage: Section, begin: int, end: int, replacements: Sequence[Replacement]) -> Iterator[Section]:
     """Divide a stage at each replacement of one of its sources.
 
-    The stage has the data steps `begin` to `end` - 1. `sections` are pairs (data step, section `replace`), ascending.
+    The stage has the data steps `begin` to `end` - 1. The steps of `replacements` are ascending.
     """
-    for step, section in sections:
+    for step, section in replacements:
         if step >= end or section["source"] not in dict(sources_of(stage["corpus"])):
             continue
         if step > begin:
@@ -74,11 +77,11 @@ def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, 
 
 
 def _stages_of(
-    config: Mapping[str, Any], sections: Sequence[tuple[int, Section]], maker: PartsMaker
+    config: Mapping[str, Any], replacements: Sequence[Replacement], maker: PartsMaker
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler.
 
-    `sections` are as in `_divide`.
+    `replacements` are as in `_divide`.
     """
     stages = config.get("stages") or [{}]
     begin = 0
@@ -86,7 +89,7 @@ def _stages_of(
         steps = stage.get("steps")
         if stage.get("tokens"):
             # Only the layout has the number of tokens of a row: in kind `pairs`, it is more than `sequence_length`.
-            [first_part] = _divide(whole, begin, sys.maxsize, [each for each in sections if each[0] <= begin])
+            [first_part] = _divide(whole, begin, sys.maxsize, [each for each in replacements if each[0] <= begin])
             steps = Stage(*maker.make(first_part), tokens=stage["tokens"]).num_steps
         end = sys.maxsize if steps is None else begin + steps
         yield begin, end, {**stage, "corpus": whole["corpus"], "sampler": whole["sampler"]}
@@ -148,12 +151,12 @@ def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap
 
 def _weights_to_restate(
     stages: Sequence[tuple[int, int, Section]],
-    sections: Sequence[tuple[int, Section]],
+    replacements: Sequence[Replacement],
     amendments: Sequence[Mapping[str, Section]],
     entries: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (step, weights) of the `reweight` amendments that are added if `sections` divide `stages`.
+    """Yield (step, weights) of the `reweight` amendments that are added if `replacements` divide `stages`.
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
     latest amendment, whatever the schedule of an earlier stage has set since. The added amendments keep the weights that the
@@ -167,7 +170,7 @@ def _weights_to_restate(
     """
     amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
     for begin, end, stage in stages:
-        parts = list(_divide(stage, begin, end, sorted(sections, key=lambda pair: pair[0])))
+        parts = list(_divide(stage, begin, end, sorted(replacements, key=lambda pair: pair[0])))
         part_begin = begin
         for number, part in enumerate(parts, 1):
             part_end = end if number == len(parts) else part_begin + part["steps"]

@@ -34,7 +34,7 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
 
 
 def batch_of_arrays(pipeline: Run, step: int) -> Element:
-    """Return `pipeline[step]`. Raise a `PipelineError` if it is not a dict of arrays and scalars. An iterator accepts it."""
+    """Return `pipeline[step]`. Unlike an iterator, raise a `PipelineError` if it is not a dict of arrays and scalars."""
     batch = pipeline[step]
     lists = [key for key, array in batch.items() if isinstance(array, list)] if isinstance(batch, dict) else []
     if lists or not isinstance(batch, dict) or not batch:

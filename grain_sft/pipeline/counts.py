@@ -78,7 +78,7 @@ _counting = ForkSafeLock()
 
 
 def count_batches() -> None:
-    """Add the batches made or delivered since the last call to `IteratorStats`, `activity.recent` and the observers."""
+    """Count the batches made or delivered since the last call, in `IteratorStats`, `activity.recent` and the observers."""
     with _counting.lock:
         make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
         delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]

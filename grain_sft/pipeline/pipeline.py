@@ -163,7 +163,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return no other versions, because this run has no stages. See `StagedPipeline.with_first_stages`."""
+        """Return [], because this run has no stages. See `StagedPipeline.with_first_stages`."""
         return []
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:

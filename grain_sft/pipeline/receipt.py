@@ -151,7 +151,8 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
     if is_set and len(value) > 1 and not all(isinstance(item, int | float) for item in value):
         return "{" + ", ".join(sorted(_repr(item, parents) for item in value)) + "}"
     inner = value if is_set or isinstance(value, Mapping | list | tuple) else _attributes(value)
-    for item in (*inner, *inner.values()) if isinstance(inner, Mapping) else inner:
+    items = [*inner, *inner.values()] if isinstance(inner, Mapping) else inner
+    for item in items:
         if "{" in (unsorted := repr(item)):
             text = text.replace(unsorted, _repr(item, parents))
     return text

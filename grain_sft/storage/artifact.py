@@ -55,10 +55,10 @@ def load_or_make(
       check: Function that raises ValueError or CorpusFileError if cached arrays are wrong. `make` then makes them again.
     """
     target = place(kind, depends, folder)
-    cache = files.cache_url() if folder is None else os.fspath(folder)
-    url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
     if (arrays := open_cached(target, depends, check)) is not None:
         return arrays
+    cache = files.cache_url() if folder is None else os.fspath(folder)
+    url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
     with contextlib.ExitStack() as locks:
         try:
             locks.enter_context(files.locked(target))

@@ -7,7 +7,7 @@ import aiohttp
 from grain_sft.storage.remote.responses import body_headers, check_encoding, checked_sizes
 from grain_sft.storage.remote.retries import WrongBodyError
 
-_LARGEST_OTHER = 16 << 20  # maximum bytes of a response without bytes of a file, such as a page of a listing
+_LARGEST_OTHER = 16 << 20  # maximum bytes of other responses than parts of files, such as a page of a listing
 
 
 class CheckedResponse(aiohttp.ClientResponse):
