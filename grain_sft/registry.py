@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import marshal
@@ -145,7 +146,13 @@ def is_ours(entry: Any) -> bool:
 
 
 def code_sha256(entry: Any) -> str | None:
-    """Return the SHA-256 of an entry's file or, without a file as in a notebook, of a function's code; None for our entries."""
+    """Return the SHA-256 of an entry's file or, without a file as in a notebook, of a function's code; None for our entries.
+
+    A `functools.partial` is hashed with its arguments.
+    """
+    if isinstance(entry, functools.partial):
+        values = code_sha256(entry.func), entry.args, sorted(entry.keywords.items())
+        return hashlib.sha256(repr(values).encode()).hexdigest()
     if is_ours(entry):
         return None
     file = Path(getattr(sys.modules.get(entry.__module__), "__file__", None) or "")

@@ -1,5 +1,7 @@
 """Commands accept layouts, orders and other entries that another package defines. Here, that package is `tests/plugin`."""
 
+import copy
+import functools
 import importlib
 import json
 import subprocess
@@ -130,6 +132,8 @@ def test_a_subclass_of_our_layout_reads_its_own_pieces_and_has_its_own_receipt(t
     np.testing.assert_array_equal(NpyDataSource(own).read([0, len(own) - 1])["tokens"], tokens)
     assert own.receipt["layout"] != ours.receipt["layout"] and repr(own) != repr(ours)
     assert own.row_segments is None and not len(own.pieces(np.arange(0)).row)
+    own.option = 3
+    assert copy.copy(own).option == 3  # as in a worker process
 
 
 WRONG_MEMBERS = [
@@ -200,6 +204,7 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
             counts.append(len(layout))
     assert counts[0] < counts[1]
     assert len({grain_sft.registry.code_sha256(eval(f"lambda: {n}", {"__name__": "no file"})) for n in (0, 0, 1)}) == 2
+    assert len({grain_sft.registry.code_sha256(functools.partial(min, n)) for n in (0, 0, 1)}) == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

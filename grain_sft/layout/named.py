@@ -165,7 +165,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) < 20  # Python's `int` refuses more than 4,300 digits
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:

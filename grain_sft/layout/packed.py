@@ -156,7 +156,7 @@ class PackedLayout(Layout):
             boundaries="auto" if by_files else "eos",
             bos_token_id=None if by_files else bos_token_id,
         ).checked()
-        olmo = find_plan(corpus, options, Path(work_dir), olmo_paths, use_array_if_local)
+        olmo = find_plan(corpus, options, Path(files.normalize(work_dir)), olmo_paths, use_array_if_local)
         layout = cls.__new__(cls)
         layout.corpus, layout.packing, layout.epochs = corpus, dataclasses.replace(options, plan=olmo.digest), 1
         layout._open(cache_dir, olmo)
@@ -195,22 +195,11 @@ class PackedLayout(Layout):
         """Counts of `Layout.statistics` and of `Plan.counts`, over all epochs."""
         return super().statistics | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
-    def row_costs(self, rows: Ints | None = None) -> Ints:
-        return super().row_costs(rows) if rows is not None else self._each_row(np.add)
-
     @property
     def longest_costs(self) -> Ints:
         """Cost of attention of the longest segment of each row: int64 [rows]."""
-        return self._each_row(np.maximum)
-
-    def _each_row(self, function: np.ufunc) -> Ints:
-        """Square the lengths of each row's segments, and reduce them to one number by `function`. Return int64 [rows]."""
-        rows_of_epochs = []
-        for plan in self.plans:
-            squares = np.square(plan.length.astype(np.int64))
-            first_segments = np.append(0, plan.ends[:-1])
-            rows_of_epochs.append(function.reduceat(squares, first_segments))
-        return np.concatenate(rows_of_epochs)
+        longest = [np.maximum.reduceat(plan.length, np.append(0, plan.ends[:-1])) for plan in self.plans]
+        return np.square(np.concatenate(longest).astype(np.int64))
 
     @property
     def num_documents(self) -> int:
@@ -257,7 +246,8 @@ class PackedLayout(Layout):
         return self._hash_of([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "plan_folder", "_olmo")}
+        set_by_open = ("finder", "plans", "_begins")
+        return {name: value for name, value in vars(self).items() if name not in set_by_open}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

@@ -70,9 +70,10 @@ def test_an_option_of_a_wrong_type_is_an_error(corpus, name):
         MegatronGptLayout(corpus, 5, **{name: 1j})
 
 
-def test_the_error_quotes_the_first_part_of_a_long_line_of_a_file_of_document_numbers(corpus, tmp_path):
-    (tmp_path / "list.txt").write_text("a" * 10**5)
-    with pytest.raises(RowIndexError, match=r"^'a{197}\.\.\.' is not a document number"):
+@pytest.mark.parametrize("character", ["a", "9"])
+def test_the_error_quotes_the_first_part_of_a_long_line_of_a_file_of_document_numbers(corpus, tmp_path, character):
+    (tmp_path / "list.txt").write_text(character * 10**5)
+    with pytest.raises(RowIndexError, match=rf"^'{character}{{197}}\.\.\.' is not a document number"):
         documents_named_in([WindowLayout(corpus, 5)], [str(tmp_path / "list.txt")])
 
 

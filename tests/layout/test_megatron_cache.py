@@ -36,8 +36,9 @@ def tokens_of(layout):
 
 
 @pytest.mark.parametrize("system", RUNS)
-def test_rows_are_read_from_the_files_of_an_index(index, system):
-    found, built = layout_of(index, system), layout_of(index, system, index_dir=None)
+def test_rows_are_read_from_the_files_of_an_index(index, system, monkeypatch):
+    monkeypatch.setenv("HOME", str(index.parent))
+    found, built = layout_of(index, system, index_dir="~/index"), layout_of(index, system, index_dir=None)
     expected = tokens_of(built)
     np.testing.assert_array_equal(tokens_of(found), expected)
     assert found.receipt == built.receipt

@@ -169,7 +169,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path, url):
+def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path, monkeypatch, url):
     """OLMo-core reads boundary files in a bucket, or with `use_array_if_local=False`. Each part ends a document, BOS or not."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []
@@ -187,7 +187,8 @@ def test_a_plan_made_with_boundary_files_ends_a_document_with_each_part(tmp_path
     corpus = open_corpus(tmp_path, eos_token_id=EOS)
     assert corpus.documents.length.tolist() == [3, 6, 3]
     options = {"source_group_size": 2, "paths": paths, "use_array_if_local": None if url else False, "bos_token_id": 3}
-    layout = PackedLayout.from_olmo_core(corpus, 8, tmp_path, cache_dir=tmp_path / "cache", **options)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    layout = PackedLayout.from_olmo_core(corpus, 8, "~", cache_dir=tmp_path / "cache", **options)
     rows = NpyDataSource(layout).read(range(2))
     assert rows["tokens"][:, :6].tolist() == [[10, 11, EOS, 7, 8, 9], [5, 6, EOS, 12, 13, EOS]]
     assert rows["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 0, 0]] * 2

@@ -121,7 +121,7 @@ class MegatronGptLayout(Layout):
         self._cut = Cut(length, int(extra), drop_last_partial_sequence)
         used_seed = seed if traits.shuffles else None
         split = None if document_split is None else (document_split, document_subset)
-        indices = None if index_dir is None else os.fspath(index_dir)
+        indices = None if index_dir is None else files.normalize(index_dir)
         self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, indices)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         self.transforms = self._transforms(
