@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.bench.measuring import LIMIT, Next, limit
-from grain_sft.layout import FILL_ROW, padding_share
+from grain_sft.layout import FILL_ROW
 from grain_sft.pipeline import Pipeline, batch_of_arrays
 from grain_sft.source import Element
 
@@ -73,7 +73,7 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
     return {
         "rows": len(next(iter(arrays), ())),
         "tokens": statistics.mean(sizes),
-        "padding_share": None if unpadded is None else padding_share(int(unpadded), sum(sizes)),
+        "padding_share": None if unpadded is None else 1 - int(unpadded) / sum(sizes),
         "bytes": sum(array.nbytes for array in arrays),
         "arrays": len(arrays),
     }

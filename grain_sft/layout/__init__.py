@@ -31,7 +31,6 @@ from grain_sft.layout.report import (
     compare_algorithms,
     over_devices,
     packing_report,
-    padding_share,
     plan_files,
     plan_places,
 )
@@ -63,6 +62,6 @@ __all__ = [
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
     "attention_spread", "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces", "checked_record",
     "checked_rows", "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in", "documents_of_record",
-    "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share",
+    "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report",
     "plan_columns", "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

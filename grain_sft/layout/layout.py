@@ -29,9 +29,9 @@ RECEIPT_VERSION = 2
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
 """Segments of a row, as a tuple (starts, lengths, begin).
 
-`starts` has the token offset of each segment in the corpus, and `lengths` the number of its tokens. `begin` is a pair: the
-number of segments that end before the row, and the position of the row's first token. In a `ColumnsLayout` with columns that
-begin at position 5 of the third segment of the whole row, `begin` is (2, 5). In all other layouts, it is `BEGIN_OF_ROW`.
+`starts` has the token offset of each segment in the corpus, and `lengths` the number of its tokens. `begin` is `BEGIN_OF_ROW`,
+except in a `ColumnsLayout`. There, it is a pair: the number of segments of the whole row that end before the columns, and the
+position of the first column's token in its segment. If the columns begin at position 5 of the third segment, it is (2, 5).
 """
 
 BEGIN_OF_ROW = (0, 0)
@@ -57,7 +57,7 @@ class FromPieces(Traits):
 
     @property
     def stream_key(self) -> str:
-        """Key of all tokens. Layouts of one corpus with equal keys read equal tokens in one order, in rows of any length."""
+        """Text that is equal in two layouts of one corpus if their rows, joined, are the same tokens, in rows of any length."""
         return repr(self)
 
     @property
@@ -177,7 +177,7 @@ class Layout(FromPieces):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Return the checked pieces of `rows`. If `rows` is empty, call the method of the subclass with row 0."""
+                """Return the checked pieces of `rows`. Without rows, call the subclass with row 0, and return no pieces."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)

@@ -24,7 +24,7 @@ class MaterializedLayout(Layout):
 
     kind = "materialized"
     follows_documents = True
-    _rows_receipt = property(repr)  # options; `receipt` adds a fingerprint that depends on the files of the rows
+    _rows_receipt = property(repr)  # only the options, because `receipt` also has a fingerprint of the files of the rows
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")

@@ -159,7 +159,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     """Return the number of each piece's document. Raise a LayoutError if these are not the pieces of `documents`."""
     document, first, length = pieces_to_pack(documents, options)
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries. Fix these, or delete the plan."
-    number = first.searchsorted(start)  # of each piece, among the pieces to pack; past them is a piece that no plan has
+    number = first.searchsorted(start)  # for each piece of the plan, an index into the pieces to pack
+    # a piece that begins after all pieces to pack has the index of this additional entry, which differs from every piece
     first, length = np.append(first, np.iinfo(np.int64).max), np.append(length, 0)
     wrong = (first[number] != start) | (length[number] != stop - start)
     if wrong.any():

@@ -41,7 +41,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "epochs": layout.epochs,
         "batch_rows": packing.batch_rows if ALGORITHMS[packing.algorithm].whole_batches else None,
         **{name: counts[name] for name in ("rows", "tokens", "padding")},
-        "padding_share": padding_share(counts["tokens"], counts["rows"] * layout.sequence_length),
+        "padding_share": 1 - counts["tokens"] / (counts["rows"] * layout.sequence_length),
         "documents": counts["documents"],
         "truncated_documents": counts["cut_documents"],
         "truncated_tokens": counts["cut_tokens"],
@@ -99,11 +99,6 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
         means = {name: float(spread.mean()) for name, spread in spreads.items()}
         figures.append({"rows_a_device": rows_a_device, "devices": devices, **means})
     return figures
-
-
-def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of padding in rows that have `num_positions` columns and `num_tokens` tokens in all."""
-    return 1 - num_tokens / num_positions
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:

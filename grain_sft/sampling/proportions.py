@@ -43,8 +43,8 @@ class Proportions:
     Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
     all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. In a
     mixture of up to three sources whose weights all have a `ScheduleTable`, each source stays within one row of its share after
-    a change. With more sources, no rule can promise that. Example: of four sources, those without a row have equal weights, and
-    the others have weight 0. After three rows, the last source is 1/4 + 1/3 + 1/2 rows behind its share.
+    a change. With more sources, no rule can promise that. Example: four sources have equal weights, and each row changes the
+    weight of its source to 0. After three rows, the source that has no row is 1/4 + 1/3 + 1/2 rows behind its share.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.

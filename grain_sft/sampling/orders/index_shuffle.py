@@ -47,7 +47,9 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
 
 def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) -> Ints:
     """Return `index_shuffle(index, last, key, rounds)` of each of `indices`, int64 [n]. Blocks have `bits` bits."""
-    if last < 1 << bits - 2:  # fewer than a quarter of the blocks are rows, so an index is enciphered many times
+    # If fewer than a quarter of the blocks are rows, an index is enciphered many times. All 2^16 blocks at once take 3 ms, and
+    # 600 indices one time after the other take 60 ms.
+    if last < 1 << bits - 2:
         following = _enciphered(np.arange(1 << bits, dtype=np.uint64), bits // 2, key, rounds).astype(np.int64)
         while (found := following[indices]).max(initial=0) > last:
             following = np.where(following > last, following[following], following)  # twice as many times

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.registry import entry_errors, name_of
+from grain_sft.registry import entry_errors, is_ours, name_of
 from grain_sft.types import Array, Ints
 
 CacheDir = str | os.PathLike[str] | None
@@ -98,7 +98,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built in, or made here
+        if is_ours(entry.make):  # built in, or made by `from_permutation`
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
