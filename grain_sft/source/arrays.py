@@ -23,6 +23,7 @@ Int32s = npt.NDArray[np.int32]
 
 _PAGE = 4096
 _KEPT = 1 << 28  # most bytes of memory that an `Arrays` keeps
+_KEPT_OF_KEY = 256  # most buffers that it keeps for arrays of one shape: a search for an unused one takes up to 20 us
 
 
 class ReadRows(NamedTuple):
@@ -92,10 +93,11 @@ class Arrays:
         buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come between
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
-            kept = self._buffers.get(key, [])
-            self._buffers, self._bytes = {key: kept}, sum(len(other.memory) for other in kept)
-        if self._bytes + size <= _KEPT:
-            self._buffers.setdefault(key, []).append(buffer)
+            self._buffers = {key: self._buffers.get(key, [])}
+            self._bytes = sum(len(other.memory) for other in self._buffers[key])
+        kept = self._buffers.setdefault(key, [])
+        if self._bytes + size <= _KEPT and len(kept) < _KEPT_OF_KEY:
+            kept.append(buffer)
             self._bytes += size
         return buffer
 

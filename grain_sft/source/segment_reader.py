@@ -121,16 +121,16 @@ class SegmentReader:
         fit, check = True, shifted and not self._fits_int32
         batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
         inputs, targets, positions, segments, target_segments = stacked
-        pieces_of, ends_of, begins = [], [], []
+        row_pieces, row_ends, row_begins = [], [], []
         for number, row in zip(rows.tolist(), batch_rows, strict=True):
-            starts, lengths, begin = self._row_segments(number)
+            starts, lengths, row_begin = self._row_segments(number)
             ends = list(itertools.accumulate(lengths))
-            ends_of.append(ends)
-            begins.append(begin)
-            pieces_of.append(self._in_shards(starts, ends, row.memory))
+            row_ends.append(ends)
+            row_begins.append(row_begin)
+            row_pieces.append(self._in_shards(starts, ends, row.memory))
         # `ShardReader.fill` yields after each row
-        filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
-        for _, row, ends, begin in filled:
+        filled = zip(self._reader.fill(row_pieces), batch_rows, row_ends, row_begins)  # noqa: B905
+        for _, row, ends, row_begin in filled:
             padding_begin = ends[-1] if ends else 0
             if padding_begin < self._length:
                 row.tokens[padding_begin:] = self._pad
@@ -138,10 +138,10 @@ class SegmentReader:
                 row.inputs[...] = row.tokens
             if check and np.minimum.reduce(row.inputs) < 0:  # a uint32 of 2**31 or more
                 fit = False
-            row.fill(ends, shifted, begin)
+            row.fill(ends, shifted, row_begin)
             if shifted:
                 row.shift()
-        return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
+        return ReadRows(inputs, targets, positions, segments, target_segments, None), row_ends, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
         """Return the segments of a row as pieces to read into `memory`. A segment in several shards becomes one piece in each.

