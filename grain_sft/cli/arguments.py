@@ -144,6 +144,7 @@ def host_of(text: str) -> Host:
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
     """Return the pipeline of `config` and `--host`. Refuse `outputs` that can't be written, or would replace an input."""
     from grain_sft.config import config_files, load, read_config
+    from grain_sft.corpus import check_corpus_stays
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
     from grain_sft.storage import files
@@ -154,11 +155,12 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
     with elapsed("Opening"):
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
     if given:
-        of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
-        # files that the config names, such as a mix or a saved index
-        named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]
+        texts = list(_texts(read_config(options.config)[1]))
+        inputs = [*config_files(options.config), *filter(os.path.isfile, texts)]  # such as a mix or a saved index
         for output in given:
-            files.check_inputs_stay(output, [*config_files(options.config), *named, *of_corpora])
+            files.check_inputs_stay(output, inputs)
+            for stage in pipeline.stages:
+                check_corpus_stays(output, stage.source.layout.corpus, texts)
     return pipeline
 
 

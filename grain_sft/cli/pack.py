@@ -8,10 +8,9 @@ from typing import Any
 from grain_sft import layout as layouts
 from grain_sft.bench import Table
 from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, values_of, write_figures
-from grain_sft.corpus import Corpus
+from grain_sft.corpus import Corpus, check_corpus_stays
 from grain_sft.layout import PackedLayout, WindowLayout, algorithm_title
 from grain_sft.progress import elapsed, progress_bar
-from grain_sft.storage import files
 
 PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
@@ -39,6 +38,8 @@ def run_index(options: argparse.Namespace) -> None:
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
     check_output(options.output, inputs=options.where)
     corpus = open_paths(options.where, options)
+    if options.output:
+        check_corpus_stays(options.output, corpus, options.where)
     _line("shards", f"{len(corpus.shards):,}")
     _line("tokens", f"{corpus.num_tokens:,} {corpus.dtype.name}")
     _line("fingerprint", corpus.ends_fingerprint)
@@ -93,7 +94,7 @@ def run_pack(options: argparse.Namespace) -> int:
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     corpus = open_paths(options.corpus, options)
     if options.output is not None:
-        files.check_inputs_stay(options.output, (file.path for file in corpus.files()))
+        check_corpus_stays(options.output, corpus, options.corpus)
     packing = values_of(options, PACKING)
     figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:

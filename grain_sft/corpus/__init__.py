@@ -15,6 +15,7 @@ from grain_sft.corpus.formats.scanning import SUBSETS, THREADS, scan_corpus
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import check_tokenizer, open_corpus
+from grain_sft.corpus.output_check import check_corpus_stays
 from grain_sft.corpus.row_format import RowFormat, are_long
 from grain_sft.corpus.shard import Shard, TokenDtype, check_signed
 
@@ -22,6 +23,6 @@ __all__ = [
     "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "SPLIT", "SUBSETS", "THREADS",
     "Corpus", "CorpusData", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format",
     "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype",
-    "TokenFile", "are_long", "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths",
+    "TokenFile", "are_long", "check_corpus_stays", "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths",
     "prepare_manifest", "read_unjoined_documents", "rows", "scan_corpus", "split_metadata", "split_range", "words_of",
 ]  # fmt: skip

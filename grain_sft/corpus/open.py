@@ -116,7 +116,7 @@ def open_corpus(
 
 
 def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Callable[[str], str]:
-    """Return a function that applies `path_remap` to a path, and replaces `{TOKENIZER}` in it."""
+    """Return a function that applies `path_remap` to a path, replaces `{TOKENIZER}` in it, and refuses a URL with a query."""
     check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
     replacements = {}
     for prefix, replacement in (path_remap or {}).items():
@@ -125,7 +125,15 @@ def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Ca
         replacements[files.normalize(prefix)] = files.normalize(replacement)
     if tokenizer is not None:
         replacements.setdefault("{TOKENIZER}", tokenizer)
-    return lambda path: files.normalize(remap_path(path, replacements))
+
+    def remap(path: str) -> str:
+        remapped = files.normalize(remap_path(path, replacements))
+        if remapped.startswith(("http://", "https://")) and "?" in remapped:
+            expected = "expected the URL of a file, such as https://host/x.npy"
+            raise CorpusError(f"{remapped}: is a URL with a query; {expected}. Leave the query out, or download the file.")
+        return remapped
+
+    return remap
 
 
 def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
@@ -195,11 +203,9 @@ def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
     check_type("root", root, str | os.PathLike | None, "a path")
     if root is None:
         return None
-    path = files.normalize(root)
-    if not path:
+    if not files.normalize(root):
         raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
-    real = path if files.is_remote(path) else os.path.realpath(path)
-    return real.rstrip("/") + "/"
+    return files.real_path(root).rstrip("/") + "/"
 
 
 def _check_inside(folder: str | None, paths: Iterable[str]) -> None:

@@ -263,13 +263,14 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         raise StorageError(f"{path}: can't be written: {above}: {reason}. Give an output in another folder.") from error
 
 
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a local file or folder after links are followed; return a URL unchanged."""
+    name = normalize(path)
+    return name if is_remote(name) else os.path.realpath(name)
+
+
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
     """Raise a StorageError if `output` is one of the paths `inputs`, or a folder that contains one of them."""
-
-    def real_path(path: str | os.PathLike[str]) -> str:
-        name = normalize(path)
-        return name if is_remote(name) else os.path.realpath(name)
-
     replaced = real_path(output).rstrip("/")
     for path in inputs:
         if f"{real_path(path)}/".startswith(f"{replaced}/"):

@@ -78,7 +78,8 @@ def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
     alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
     files = [f"{one}.bin", f"{one}.idx"]
     shutil.copytree("data", "1 run")
-    for path in (*files, files, [one], "data/one_text_document", "data/one_*.bin", "1 run/one_text_document"):
+    lists = (files, files[::-1], [one], [one, files[1]])
+    for path in (*files, *lists, "data/one_text_document", "data/one_*.bin", "1 run/one_text_document"):
         assert open_corpus(path).fingerprint == alone, path
     shutil.copytree("data", "more/train")
     pairs = (["data/one_text_document", two], f"{one} {two}".split())

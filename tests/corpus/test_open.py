@@ -40,8 +40,11 @@ def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(t
         write_tokens(hidden, [1])
     assert names(tree) == expected  # the link leads to files that are read already, and hidden files are left out
     assert re.search(r"/latest: is a link .* Give the glob '.*/sub-2/\*\*/\*\.npy'", error_of(tree / "sub-2"))
+    for split in ("train", "val"):
+        shutil.copytree(tree / "sub", tree / "raw" / split)
+    assert f"Name {tree}/raw/train, or give the glob '{tree}/raw/**/*.npy'" in error_of(tree / "raw")
     (tree / "sub/e.npy").symlink_to(tree / "missing")
-    assert "sub/e.npy: no such file" in error_of(tree)
+    assert "sub/e.npy: no such file" in error_of(tree / "sub")
 
 
 @pytest.mark.parametrize("pattern", ["", "**/*.npy", "*/*.npy"])
@@ -106,6 +109,7 @@ def test_paths_without_token_files_and_unknown_formats_are_refused(tmp_path):
     assert "root is an empty path" in error_of(tmp_path, root="")
     assert "format 'parquet': expected one of files, index, mix, olmo" in error_of(tmp_path, format="parquet")
     assert "takes one path, not a list of 1" in error_of([tmp_path], format="mix")
+    assert "is a URL with a query" in error_of(["https://host/x.npy?download=true"])
 
 
 def test_an_index_replaces_no_file_of_its_corpus(tree):

@@ -23,8 +23,10 @@ from grain_sft.storage import files
 TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 
-_BOUNDARIES = ".csv.gz"
+BOUNDARIES = ".csv.gz"
 _NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
+
+_TRAINING, _HELD_OUT = re.compile(r"(.*/)train/"), re.compile(r"(.*/)(val|valid|validation|dev|eval|test)/")
 
 
 class Files(Format):
@@ -54,8 +56,8 @@ class Files(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         """Return `NAME.npy` for its sidecar file `NAME.csv.gz`, and `path` itself for a token file."""
-        if path.endswith(_BOUNDARIES):
-            return path.removesuffix(_BOUNDARIES) + ".npy"
+        if path.endswith(BOUNDARIES):
+            return path.removesuffix(BOUNDARIES) + ".npy"
         name = files.name_of(path)
         if _NOT_TOKENS.fullmatch(name) and listing.sidecars(path, name):  # a missing file is reported later
             raise CorpusError(f"{path}: not a token file's name. Name token files only; open a mix or index by itself.")
@@ -164,7 +166,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
     """Return the path of the `NAME.csv.gz` next to the token file `NAME.npy`; "" if it does not exist."""
     name = files.name_of(path)
-    return listing.sidecar(path, name.removesuffix(".npy") + _BOUNDARIES) if name.endswith(".npy") else ""
+    return listing.sidecar(path, name.removesuffix(".npy") + BOUNDARIES) if name.endswith(".npy") else ""
 
 
 def is_glob(path: str) -> bool:
@@ -215,6 +217,12 @@ def expand(path: str) -> list[str]:
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
+    training = {match[1] for file in found if (match := _TRAINING.match(file))}
+    for file in found:
+        if (match := _HELD_OUT.match(file)) and match[1] in training:
+            both = f"{match[1]}train/ and {match[0]}"
+            fix = f"Name {match[1]}train, or give the glob '{path.rstrip('/')}/**/*.npy' to read all files"
+            raise CorpusError(f"{path}: has token files in {both}, which a run would also train on. {fix}.")
     for split in sorted({files.parent(file) for file in found} - {files.absolute(path).rstrip("/")}):
         # `training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
         corpus = files.parent(split)

@@ -70,11 +70,11 @@ class Megatron(Format):
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open prefixes in order, or a blend of weights and prefixes in turn. All prefixes have one dtype."""
         weights, named = _blend(paths)
-        listed = set(named)
+        spelled: dict[str, str] = {}  # by prefix, how the list names it first
         prefixes: list[str] = []
         for path in named:
-            # a glob matches both A.bin and A.idx, which name the same prefix
-            if not weights and not path.endswith(_TOKENS) and f"{_stem(path)}{_TOKENS}" in listed:
+            # a prefix that is named in several ways, such as A, A.bin and A.idx, is read once
+            if not weights and spelled.setdefault(_stem(files.absolute(path)), path) != path:
                 continue
             prefixes_of_path = self._prefixes(files.absolute(path), listing)
             if weights and len(prefixes_of_path) > 1:

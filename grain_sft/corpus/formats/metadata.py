@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -20,13 +20,15 @@ PREPARE = "prepare.json"
 """Name of the file in a corpus's folder with the request, tokenizer and inputs of `grain-sft prepare`."""
 SPLIT = "corpus.json"
 """Name of the file with a split's metadata, in the split's folder."""
+TOKENIZER = "tokenizer"
+"""Name of the folder with the files of a corpus's tokenizer, in the corpus's folder."""
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
 """Key in the metadata of format "olmo". False means that the corpus has no label masks, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
+_PART = re.compile(rf"train|val|shard_\d+|{TOKENIZER}")  # names of the folder of a split, of a shard or of the tokenizer
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f]|\\.)*"')
 _FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with a name that ends so is not listed
@@ -194,14 +196,17 @@ def prepare_manifest(shard: str) -> str | None:
     The search goes upwards from the shard's folder to the first folder that is not named like a split or shard: DIR for
     DIR/train/shard_00000/tokens.bin.
     """
-    folder = files.parent(shard)
-    while True:
-        path = files.join(folder, PREPARE)
-        if files.exists(path):
-            return path
-        if not _PART.fullmatch(files.name_of(folder)):
-            return None
+    paths = (files.join(folder, PREPARE) for folder in folders_above(shard))
+    return next(filter(files.exists, paths), None)
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """Yield the folder of a file of a corpus, then the folders above it, up to the first that is not one of its parts."""
+    folder = files.parent(path)
+    while _PART.fullmatch(files.name_of(folder)):
+        yield folder
         folder = files.parent(folder)
+    yield folder
 
 
 def folders_of_split(home: str) -> list[str]:
@@ -253,7 +258,7 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
     If one of these files can't be read, all are ignored. But a timeout raises an error: otherwise, hosts might have different
     ids.
     """
-    tokenizer_folder = listing.find(folder, "tokenizer")
+    tokenizer_folder = listing.find(folder, TOKENIZER)
     if not tokenizer_folder:
         return metadata
     texts: dict[str, str] = {}  # such as {"eos_token_id": "</s>"}

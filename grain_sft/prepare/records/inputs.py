@@ -73,7 +73,7 @@ def _sized_paths(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]
     sizes = list(in_threads(_size, [path for _, path in paths], threads=SCAN_THREADS))
     seen: set[str] = set()
     for _, path in paths:
-        real = path if files.is_remote(path) else os.path.realpath(path)
+        real = files.real_path(path)
         if real in seen:
             raise CorpusFileError(f"{path}: is named twice. Name it once, with amount 2.0 to use its records twice.")
         seen.add(real)
