@@ -60,8 +60,9 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        # without a deficit, `num_rows` is left out, so that all mixtures with these weights share one cached table
-        self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
+        # without a deficit, the table ends after one period: all mixtures with these weights share one cached table
+        is_whole = num_rows is None or (num_rows >= sum(weights) and not any(deficit))
+        self._sources, self._begin = _table(weights, deficit, None if is_whole else num_rows)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period
         self._before = np.bincount(self._sources[: self._begin], minlength=len(weights))

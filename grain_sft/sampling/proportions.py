@@ -74,12 +74,15 @@ class Proportions:
                 self.length = row
                 break
             end = next((change for change, _ in self._changes if change > row), None)
-            num_rows = None if end is None else end - row
             has_table = sum(weights) <= TABLE_ROWS
-            chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
-            phase = _Phase(row, counts, chooser)
+            most = (MOST_ROWS if end is None else end) - row
+            for num_rows in dict.fromkeys((min(most, self._probable_rows(weights, counts)), most)):
+                chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
+                phase = _Phase(row, counts, chooser)
+                exhausted = self._first_exhausted(phase)
+                if exhausted is not None and exhausted[0] < row + num_rows:
+                    break
             self._phases.append(phase)
-            exhausted = self._first_exhausted(phase)
             if exhausted is not None and (end is None or exhausted[0] < end):
                 end, source = exhausted
                 if self._on_exhausted[source] == "stop":
@@ -111,6 +114,16 @@ class Proportions:
         weights = [int(share * denominator) for share in shares]
         divisor = math.gcd(*weights)
         return tuple(weight // divisor for weight in weights) if divisor else None
+
+    def _probable_rows(self, weights: tuple[int, ...], counts: Sequence[int]) -> int:
+        """Return the number of rows with these weights in which a source is probably exhausted; MOST_ROWS if none ends.
+
+        A table of these rows is enough. With 16 sources of 4,000 rows each and weights of 6 digits, the tables take 0.05 s
+        instead of 2.7 s.
+        """
+        sources = zip(self._limits, counts, weights, strict=True) if self._on_exhausted else ()
+        ending = ((limit - count, weight) for limit, count, weight in sources if limit is not None and weight)
+        return min(((num_left + 2) * sum(weights) // weight for num_left, weight in ending), default=MOST_ROWS)
 
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the first row of the mixture at which a source is exhausted, and the source; None if no source is exhausted.
