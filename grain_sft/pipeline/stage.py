@@ -11,7 +11,7 @@ from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.pipeline.amendments import Amendment, reweights_of
 from grain_sft.pipeline.check_rows import check_rows
 from grain_sft.pipeline.receipt import described
-from grain_sft.sampling import EpochStream, MappedSampler, Sampler
+from grain_sft.sampling import ORDERS, EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
 
@@ -154,7 +154,9 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
     """Return how far a stage has read `stream` after the last step of `sampler`. The rows of `stream` have `length` tokens."""
     end = sampler.end_step
-    if sampler.runs_on or (stream.batching and stream.num_blocks == 1):
+    # an order by cost arranges whole epochs, so the rows that an epoch drops stay unread
+    whole_epochs = ORDERS[stream.source.order].by_cost or (stream.batching and stream.num_blocks == 1)
+    if sampler.runs_on or whole_epochs:
         epoch, index = stream.begin(end)
     else:
         # `stream.begin(end)` may be in the next epoch while rows of this epoch are left. The next stage may use these rows in

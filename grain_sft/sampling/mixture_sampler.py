@@ -225,6 +225,7 @@ class MixtureSampler(StreamSampler):
             last_step = self.batch_sizes.step_of(last)
         elif self.num_steps is None:
             last_step = sys.maxsize
+            num_rows = count_drawn(path, MOST_ROWS) - begin
         else:  # the run ends inside the epoch
             last_step = self.num_steps - 1
             num_rows = count_drawn(path, self.batch_sizes.before(self.num_steps)) - begin

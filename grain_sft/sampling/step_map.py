@@ -16,7 +16,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import JoinedSizes
+from grain_sft.sampling.batch_sizes import MOST_ROWS, JoinedSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture_sampler import NoRowLeftError
 from grain_sft.sampling.sampler import Sampler
@@ -122,8 +122,7 @@ class MappedSampler(Sampler):
         first_step = self._map.step_of(span.first)
         if first_step >= self.end_step:
             return None
-        if span.last == sys.maxsize and self.num_steps is None:  # the epoch may never end: see EpochSpan
-            return span._replace(first=first_step)
+        never_ends = span.last == sys.maxsize and self.num_steps is None  # see EpochSpan
 
         def rows_before(data_step: int) -> int:
             """Return the number of rows of `span` that data steps before `data_step` read."""
@@ -138,7 +137,8 @@ class MappedSampler(Sampler):
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
 
-        end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
+        last = self.sampler.batch_sizes.step_of(MOST_ROWS) if never_ends else self._map.data_step(self.end_step - 1)
+        end = min(span.last, last) + 1
         ranges = self._map.read_between(span.first, end)
         # each range of data steps, with the first row of `span` that these steps read, and the row after the last one
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
@@ -148,7 +148,8 @@ class MappedSampler(Sampler):
         (first_range, first_row, _), (last_range, _, end_row) = read[0], read[-1]
         first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(end_row - 1, last_range)
         num_rows = sum(end_row - row for _, row, end_row in read)
-        return EpochSpan(first_step, last_step, num_rows, span.start + first_row // stream.num_blocks)
+        start = span.start + first_row // stream.num_blocks
+        return EpochSpan(first_step, span.last if never_ends else last_step, num_rows, start)
 
     def with_host(self, host: Host) -> Self:
         return self._with(sampler=self.sampler.with_host(host))

@@ -94,6 +94,16 @@ def test_rows_continue_where_an_earlier_stage_of_the_same_stream_stopped(config,
     np.testing.assert_array_equal(last, stream[len(found) + len(mixed) :][: len(last)])
 
 
+def test_order_balanced_begins_a_stage_with_the_epoch_after_the_rows_that_an_epoch_drops(corpora):
+    sampler = {"global_batch_size": 7, "order": "balanced"}
+    alone = load(sections(None, 64, corpus=corpora["episodes"], layout="packed", **sampler))
+    steps = alone.sampler.steps_per_epoch
+    assert len(alone.source) % 7
+    stages = [{"steps": steps}, {"steps": 2}]
+    staged = load(sections(None, 64, corpus=corpora["episodes"], layout="packed", **sampler) | {"stages": stages})
+    assert_same(staged[steps], alone[steps])
+
+
 def test_a_reweight_changes_the_stages_that_mix_its_sources(config):
     plain = load(config)
     changes = [{"chat": 9}, {"web": 1}, {"chat": 9, "web": 1}]

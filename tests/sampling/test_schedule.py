@@ -1,6 +1,7 @@
 """Batch sizes may change at a step. An epoch still has each row at most once, and any step can be computed alone."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -180,3 +181,10 @@ def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_
         mixture.steps_of_epochs(0)
     parts = {"a": (1, SourceOrder(40, 1, epochs=1)), "b": (3, SourceOrder(40, 2, epochs=2))}
     assert MixtureSampler(Mixture(parts, on_exhausted="renormalize"), global_batch_size=8).steps_of_epochs(2) == 15
+
+
+def test_an_epoch_that_a_weight_of_0_leaves_unfinished_counts_the_rows_that_the_run_reads():
+    sources = {name: (1, SourceOrder(40, 1)) for name in "ab"}
+    sampler = MixtureSampler(Mixture(sources, schedule=((5, {"a": 1, "b": 0}),)), global_batch_size=4)
+    assert sampler.streams[1].span(0) == (0, sys.maxsize, 10, 0)
+    assert MappedSampler(sampler, [(0, 2), (1, 1)]).streams[1].span(0) == (0, sys.maxsize, 4, 4)
