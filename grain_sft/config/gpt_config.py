@@ -44,9 +44,10 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       use_loss_mask: `corpus.use_loss_mask`.
       batch_sampling_mode: `sampler.order`: "epoch" means `episode`, and "random" means `random`.
       epoch_seed: `sampler.seed`.
-      epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
-      epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
-        batch_sampling_mode is "random", or if `corpus` is a mixture.
+      epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random" and `sampler.order` does not replace
+        this order.
+      epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if `corpus` is a
+        mixture, or if batch_sampling_mode is "random" and `sampler.order` does not replace this order.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -103,7 +104,9 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
     # In a mixture, and in an order whose `runs_on` is True (`random`), a batch may have rows of two epochs, whatever
     # `last_batch` is. So `last_batch` keeps its default "drop" there, even if `epoch_drop_last` is False. In order `random`,
     # `shuffle` stays True, because False would read the rows in ascending order.
-    runs_on = ORDERS[order].runs_on
+    own_sampler = sections.get("sampler")
+    is_replaced = isinstance(own_sampler, Mapping) and own_sampler.get("order", order) != order
+    runs_on = ORDERS[order].runs_on and not is_replaced
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}

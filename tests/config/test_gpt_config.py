@@ -97,6 +97,8 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     assert pipeline.data_key == load(keys).data_key
     rows = np.concatenate([pipeline.sampler.rows(step) for step in range(7)])
     assert len(set(rows.tolist())) < len(rows)
+    own = load({**keys, "epoch_shuffle": False, "epoch_drop_last": False, "sampler": {"order": "shuffle"}}).sampler
+    assert (own.shuffle, own.last_batch) == (False, "run_on")
 
 
 MISTAKES = [
