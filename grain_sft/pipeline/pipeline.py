@@ -29,7 +29,7 @@ from grain_sft.pipeline.run import Observer
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
-from grain_sft.transforms import check_maps, column_reach, reader_of
+from grain_sft.transforms import check_maps, column_reach, reader_of, trait
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -147,7 +147,10 @@ class Pipeline:
             return cut_columns(part.read(step, slots), first, start, stop)
         if not len(slots) and self.source.layout.row_lengths:  # arrays [0, L]: read a row to find the L of this step
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
-        return self._batch(step, self.sampler.rows_at(step, slots))
+        rows = self.sampler.rows_at(step, slots)
+        if any(trait(each, "trims_columns") for each in self.transforms):  # the other rows of the batch decide its length
+            return {key: array[slots] if np.ndim(array) else array for key, array in self[step].items()}
+        return self._batch(step, rows)
 
     @property
     def reads_columns(self) -> bool:

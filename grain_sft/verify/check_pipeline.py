@@ -15,7 +15,7 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, check_repeated, checked_pieces, plan_columns
 from grain_sft.pipeline import Pipeline, batch_of_arrays, takes_loss, why_no_loss
 from grain_sft.source import Element
-from grain_sft.storage import artifact
+from grain_sft.storage import artifact, files
 from grain_sft.transforms import trait
 from grain_sft.types import Array, Bools
 from grain_sft.verify.finding import Report
@@ -195,6 +195,9 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
     """Check the checksum and the rows of a plan file, and compare its documents with those of `corpus`, if given."""
+    if files.is_remote(path):
+        report.wrong("files", path, "is in a bucket; expected a plan on a local disk. Copy it to this machine.")
+        return
     try:
         arrays, depends = artifact.open_file(Path(path))
     except GrainSftError as error:

@@ -1,5 +1,6 @@
 """Findings of a verification, and their report."""
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -53,12 +54,16 @@ class Report:
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._listed = collections.Counter[str]()  # own wrong findings by check, without those of parts
+
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
         """Add a wrong finding, or only count it if its check has `LISTED` wrong findings already.
 
         If `message` begins with `where` or `place` and a colon, this beginning is removed.
         """
-        if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
+        if self._listed[check] < LISTED:
+            self._listed[check] += 1
             self.findings.append(Finding(check, where, message.removeprefix(f"{where}: ").removeprefix(f"{place}: "), place))
         else:
             self.left_out[check] = self.left_out.get(check, 0) + 1

@@ -36,6 +36,7 @@ def test_padding_is_cut_to_the_next_multiple_and_no_token_is_cut(source, multipl
             expected["targets"][:, -1] = 0  # the next token was cut off before targets were made
         assert_same(trimmed[step], expected)
         assert not whole[step]["inputs_segmentation"][:, kept:].any()
+        assert_same(trimmed.read(step, np.array([2, 0])), {key: array[[2, 0]] for key, array in trimmed[step].items()})
         shapes.add((3, kept))
     listed = trim.shapes(source.layout, 3)
     assert shapes <= set(listed) and listed == sorted(set(listed)) and listed[-1] == (3, LENGTH)

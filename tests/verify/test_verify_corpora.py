@@ -12,7 +12,7 @@ from prepared import save_trained
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft.verify import content, verify
+from grain_sft.verify import Report, content, verify
 from grain_sft.verify.content import find_duplicates, scan_documents
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -134,6 +134,10 @@ def test_wrong_statistics_and_source_numbers_without_an_input_are_found(tmp_path
     report = verify(root, full=True)
     assert wrongs(report)[0] == ("boundaries", "sources.bin", "document 2")
     assert report.left_out == {"boundaries": 80}  # 100 documents are wrong, and 20 are listed
+    whole = Report("config", "a", full=True)
+    whole.take(report)
+    whole.wrong("boundaries", "a", "the 21st")
+    assert whole.findings[-1].message == "the 21st" and whole.left_out == report.left_out
 
 
 def test_statistics_of_another_corpus_are_not_compared(tmp_path):

@@ -248,3 +248,4 @@ def test_a_corpus_a_config_and_a_plan_are_recognized_by_name_and_content(tmp_pat
         verify(root, what="thing")
     with pytest.raises(CorpusError, match="is read as a plan, but vocab_size applies to a corpus"):
         verify(root, what="plan", vocab_size=5)
+    assert "is in a bucket; expected a plan on a local disk" in sentences(verify("gs://bucket/x.arrays"))
