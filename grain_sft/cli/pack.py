@@ -5,11 +5,10 @@ import collections
 import time
 from typing import Any
 
-from grain_sft import layout as layouts
 from grain_sft.bench import Table
 from grain_sft.cli.arguments import Parser, at_least, check_output, open_paths, values_of, write_figures
 from grain_sft.corpus import Corpus, check_corpus_stays
-from grain_sft.layout import PackedLayout, WindowLayout, algorithm_title
+from grain_sft.layout import PackedLayout, WindowLayout, algorithm_title, compare_algorithms, packing_report, plan_files
 from grain_sft.progress import elapsed, progress_bar
 
 PACKING = (
@@ -114,7 +113,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
     counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
-    _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**counts), f", in {len(corpus.shards):,} files")
+    _line("corpus", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens, in {len(corpus.shards):,} files")
     outside = corpus.num_tokens - in_documents
     if outside > 0:
         _line("", f"{outside:,} tokens are in no document")
@@ -127,7 +126,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     from grain_sft.pipeline import layout_receipt  # imported here, so that --help does not wait for Grain
 
-    found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
+    found = packing_report(layout) | {"plans": plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
     attention = found["attention"]  # a list: one dict for each number of rows per device
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
@@ -153,7 +152,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
     with elapsed("Packing"):
-        found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
+        found = list(compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
     columns |= {"dropped": "{dropped_tokens:,}", "split": "{split_documents:,}"}
     columns |= {"seg. mean": "{segments_a_row[mean]:.2f}", "med.": "{segments_a_row[median]:g}"}
@@ -194,5 +193,5 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
     return written | {"seconds": seconds}
 
 
-def _line(name: str, *texts: str) -> None:
-    print(f"{name:14}{''.join(texts)}")
+def _line(name: str, text: str) -> None:
+    print(f"{name:14}{text}")

@@ -44,12 +44,15 @@ def run_simulate(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.sampling import Host
     from grain_sft.simulate import Conditions, lines, measure_processes, simulate
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
     pipeline = pipeline.at(steps.start)  # only the stage of the first step is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
+    if options.restart_hosts is not None and steps.stop < pipeline.end_step:  # an error comes before the measurements
+        pipeline.sampler.with_host(Host(0, options.restart_hosts)).check_from(steps.stop)
     if options.processes:
         with elapsed("Measuring processes"):
             measured = measure_processes(pipeline, options.config, options.hosts, steps, conditions, options.processes)

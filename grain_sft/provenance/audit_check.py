@@ -33,7 +33,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
         raise CorpusFileError(f"{where}: no such file. {fix} Its name ends in .log or .jsonl.")
     data = files.read_bytes(where)
     if not data:
-        raise CorpusError(f"{os.fspath(path)}: is empty. {fix}")
+        raise CorpusError(f"{where}: is empty. {fix}")
     lines = _parsed_lines(data)
     loads = [index for index, fields in enumerate(lines) if fields.get("action") == LOAD]
     if loads:

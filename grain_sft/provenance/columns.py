@@ -15,7 +15,7 @@ from grain_sft.transforms import trait
 from grain_sft.types import Bools, Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
-# Mean length of pieces, in tokens, from which on a loop over the pieces is faster than `reduceat`. For 4,000 pieces of 2,000
+# If the pieces have at least this mean length, in tokens, a loop over them is faster than `reduceat`. For 4,000 pieces of 2,000
 # tokens, the loop takes 5 ms and `reduceat` takes 11 ms.
 _LONG_PIECE = 1500
 
@@ -45,17 +45,17 @@ class Sources:
         first_shard = 0
         for name, part in layout.parts.items():
             labels = [shard.label for shard in part.corpus.shards]
-            numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-            source_of_shard = np.array([numbers[label] for label in labels], np.int64)
+            number_of_label = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+            source_of_shard = np.array([number_of_label[label] for label in labels], np.int64)
             first_document = layout.first_document(name) if part.follows_documents else 0
             table = part.sources
             self._parts.append(_Part(first_shard, first_document, len(self.names), table, source_of_shard))
             first_shard += len(labels)
-            inputs = tuple(numbers) if table is None else _names_of_inputs(part.corpus, table)
+            inputs = tuple(number_of_label) if table is None else _names_of_inputs(part.corpus, table)
             if name and len(inputs) == 1:
                 inputs = (name,)
             elif name:
-                inputs = tuple(f"{name}/{text or number}" for number, text in enumerate(inputs))
+                inputs = tuple(f"{name}/{input_name or number}" for number, input_name in enumerate(inputs))
             self.names += inputs
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
@@ -126,8 +126,8 @@ class TrainableTokens:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._source = pipeline.source
-        unshifted = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
-        self._transforms: list[grain.transforms.Map] = [each for each in unshifted if not trait(each, "trims_columns")]
+        before_shift = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
+        self._transforms: list[grain.transforms.Map] = [each for each in before_shift if not trait(each, "trims_columns")]
         corpus = pipeline.source.layout.corpus
         self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 

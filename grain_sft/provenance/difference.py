@@ -4,15 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, RunDocuments
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
-from grain_sft.sampling import BatchSlots
-
-_BLOCK_ROWS = 1 << 16  # rows whose numbers are computed at once
+from grain_sft.types import Bools, Ints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part in which the receipts differ: "here" is the first pipeline, "there" the second.
-      compared: Searched steps, up to the end of the longer run.
+      compared: Searched steps, up to the end of the longer run. A run also ends at a step for which a source has no row left.
       first_step: First step that has different batches, or that only one run has. None if all compared batches are equal.
       counted: Steps whose rows and documents were counted, beginning with `first_step`.
       total_rows: Number of rows in the steps `counted`. If two batches of a step differ in size, the larger batch counts.
@@ -63,7 +60,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
-    shorter_end, longer_end = sorted((one.end_step, other.end_step))
+    shorter_end, longer_end = sorted((_end_of_batches(one), _end_of_batches(other)))
     steps = steps[: max(0, longer_end - steps.start)]
     shared = steps[: max(0, shorter_end - steps.start)]
     differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
@@ -81,9 +78,15 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     return Difference(reasons, steps, first, counted, int(sizes.sum()), in_one_run + in_both_runs, documents)
 
 
-def _sizes(pipeline: Pipeline, steps: range) -> npt.NDArray[np.int64]:
-    """Return the number of rows in each of `steps`, int64 [steps]; 0 after the end of the run."""
-    numbers = np.arange(steps.start, max(steps.start, min(steps.stop, pipeline.end_step)))
+def _end_of_batches(pipeline: Pipeline) -> int:
+    """Return the step after the last one of the run, or the first step that fails because a source has no row left."""
+    failing = (stage.sampler.failing_step for stage in pipeline.stages if stage.sampler.failing_step < stage.end_step)
+    return min(failing, default=pipeline.end_step)
+
+
+def _sizes(pipeline: Pipeline, steps: range) -> Ints:
+    """Return the number of rows in each of `steps`, int64 [steps]; 0 after the last batch of the run."""
+    numbers = np.arange(steps.start, max(steps.start, min(steps.stop, _end_of_batches(pipeline))))
     return np.pad(pipeline.sampler.batch_sizes.of_steps(numbers).size, (0, len(steps) - len(numbers)))
 
 
@@ -105,28 +108,18 @@ def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
 
 def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
     """Yield each step with its number of differing rows, from a comparison of row numbers and withdrawn documents."""
-    size = max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes)
-    block = max(1, _BLOCK_ROWS // size)
-    for begin in range(steps.start, steps.stop, block):
-        block_steps = range(begin, min(begin + block, steps.stop))
-        slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
-        for step in block_steps:
-            rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # rows that only one batch has count as different
-            num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
-            rows, other_rows = rows[:num_paired], other_rows[:num_paired]
-            equal = rows == other_rows
-            if equal.any() and (one.at(step).withdrawals or other.at(step).withdrawals):
-                equal &= (_withdrawn(one, step, rows) == _withdrawn(other, step, other_rows)).all(axis=1)
-            yield step, num_rows - int(equal.sum())
+    for step in steps:
+        rows, other_rows = one.sampler.rows(step), other.sampler.rows(step)
+        # rows that only one batch has count as different
+        num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
+        rows, other_rows = rows[:num_paired], other_rows[:num_paired]
+        equal = rows == other_rows
+        if equal.any() and (one.at(step).withdrawals or other.at(step).withdrawals):
+            equal &= (_withdrawn(one, step, rows) == _withdrawn(other, step, other_rows)).all(axis=1)
+        yield step, num_rows - int(equal.sum())
 
 
-def _rows_of_step(slots: BatchSlots, step: int) -> npt.NDArray[np.int64]:
-    """Return the rows of one step of `slots`, whose steps ascend."""
-    return slots.row[slice(*slots.step.searchsorted((step, step + 1)))]
-
-
-def _withdrawn(pipeline: Pipeline, step: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _withdrawn(pipeline: Pipeline, step: int, rows: Ints) -> Bools:
     """Return whether each token of `rows` is withdrawn at `step`, bool [rows, L]."""
     pipeline = pipeline.at(step)
     withdrawn = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
@@ -171,7 +164,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
     """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
-        own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
+        own = range(max(steps.start, stage.first_step), min(steps.stop, _end_of_batches(stage)))
         if not own:
             continue
         for lines in iter_trace(stage, own, trainable=False):

@@ -165,13 +165,13 @@ class LineChecker:
     def _resume(self, fields: Mapping[str, str]) -> None:
         """Check an entry `resume`, and continue at its step if it is valid."""
         self.checked.resumes += 1
-        step, end = natural_number(fields.get("step")), self._pipeline.end_step
+        step, end, most = natural_number(fields.get("step")), self._pipeline.end_step, self._position.max_resume_step
         if not 0 <= step < end:
             self._lose_step(f"step={fields.get('step')}; expected 0 to {end - 1}.")
             return
         if step and self.checked.entries == self.checked.loads + 1:
             self._note(f"the log begins at step {step}, so earlier steps are not checked.")
-        elif step > (most := self._position.max_resume_step) and self._position.is_known:
+        elif step > most and self._position.is_known:
             missing = f"no line states that steps {most} to {step - 1} were handed out"
             self._report(f"step={step}, but {missing}; expected at most {most}.")
         for change in self._added:
@@ -213,7 +213,7 @@ class LineChecker:
         for number, (stage, _, stream) in enumerate(self._position.events.streams):
             if stated != (None if stage is None else str(stage), as_text(stream.name) if stream.name else None):
                 continue
-            # no run reads 2^52 rows; `span` can't count those of much higher epochs, which a changed line may state
+            # No run reads 2^52 rows. A changed line may state an epoch whose rows `span` can't count.
             span = stream.span(epoch) if 0 <= epoch * stream.source.num_instances < 1 << 52 else None
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int64
 
 BLOCK_ROWS = 4096  # rows traced together; bounds the memory
-_SHOWN = 10  # lines in a notebook
+_SHOWN = 10  # lines that a notebook shows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

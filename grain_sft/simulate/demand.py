@@ -151,8 +151,8 @@ class DemandModel:
         first_offset = gather.offsets[file]
         last_offset = first_offset + sizes - end_bytes
         both_offsets = np.stack([first_offset, last_offset], axis=1).reshape(-1)
-        checks = Ranges(cell.repeat(2), file.repeat(2), both_offsets, end_bytes.repeat(2))
-        return [_Ask(gather, checks, True), _Ask(gather, ranges, False)]
+        both_ends = Ranges(cell.repeat(2), file.repeat(2), both_offsets, end_bytes.repeat(2))
+        return [_Ask(gather, both_ends, True), _Ask(gather, ranges, False)]
 
     def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each read that checks its file, sorted by cell and file.

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -127,8 +128,9 @@ def measure_processes(
 def sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     """Return the sampler of host 0 of `hosts`, or raise a SamplerError if the run does not have the steps."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if steps.step != 1 or not 0 <= steps.start < steps.stop <= sampler.end_step:
-        last = "" if sampler.num_steps is None else f" <= {sampler.end_step}, where the run or its stage ends"
+    end = min(sampler.end_step, sampler.failing_step)
+    if steps.step != 1 or not 0 <= steps.start < steps.stop <= end:
+        last = "" if end == sys.maxsize else f" <= {end}, where the run or its stage ends"
         raise SamplerError(f"{steps}: expected consecutive steps, 0 <= first < stop{last}.")
     sampler.check_from(steps.start)
     return sampler

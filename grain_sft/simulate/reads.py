@@ -1,17 +1,16 @@
 """`Reads`: the byte ranges of files that `grain_sft.source` reads for the rows of a batch, computed without reading."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.layout import Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.storage import FileStamp, RemoteOptions, files
 from grain_sft.transforms import reader_of
-from grain_sft.types import Ints
+from grain_sft.types import Array, Bools, Ints
 
 
 class Ranges(NamedTuple):
@@ -22,7 +21,7 @@ class Ranges(NamedTuple):
     offset: Ints  # offset of the range in the file
     size: Ints  # number of bytes, 1 or more
 
-    def select(self, lines: npt.NDArray[Any]) -> Self:
+    def select(self, lines: Array) -> Self:
         return type(self)(*(column[lines] for column in self))
 
 
@@ -43,11 +42,11 @@ class Gather(NamedTuple):
 
     files: Sequence[FileStamp]
     options: RemoteOptions
-    remote: npt.NDArray[np.bool_]
-    unversioned: npt.NDArray[np.bool_]
+    remote: Bools
+    unversioned: Bools
     offsets: Ints
     width: int
-    has_values: npt.NDArray[np.bool_]
+    has_values: Bools
 
 
 class Reads:

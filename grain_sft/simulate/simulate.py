@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, Sampler
@@ -14,7 +13,7 @@ from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured, sampler_of
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import MOST_OPEN_FILES
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 from grain_sft.version import __version__
 
 MOST_COUNTED = 1 << 27
@@ -144,7 +143,7 @@ def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandM
     return DemandModel(reads, sampler, conditions, numbers.tolist())
 
 
-def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
+def _spread(values: Array) -> dict[str, float]:
     return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
 
 
@@ -242,7 +241,7 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None) -> dict[str, Any] | None:
     """Return the figures of a restart at `step` on hosts that have the shard caches of `model`; None if the run has ended."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if step >= sampler.end_step:
+    if step >= min(sampler.end_step, sampler.failing_step):
         return None
     sampler.check_from(step)
     restarted = _model_of(model.reads, sampler, model.conditions)  # its hosts check all files again

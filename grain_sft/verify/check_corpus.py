@@ -179,9 +179,15 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check the ids of all tokens in a full check, and of the tokens at both ends of each shard in a fast check."""
     block = content.BLOCK_TOKENS if report.full else file_stamp.DIGEST_BYTES // corpus.dtype.itemsize
+    starts: list[int] = []
+    stops: list[int] = []
     for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
-        for start in range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)}):
-            vocabulary.check(start, corpus.read(start, min(start + block, end))[0])
+        starts += range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
+        stops += [min(start + block, end) for start in starts[len(stops) :]]
+    # small blocks are read at the same time, because a bucket takes 50 ms to answer a request
+    reads = map(corpus.read, starts, stops) if report.full else in_threads(corpus.read, starts, stops, threads=THREADS)
+    for start, (tokens, _) in zip(starts, reads, strict=True):
+        vocabulary.check(start, tokens)
     vocabulary.report(report)
 
 
@@ -190,8 +196,8 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
     start, length = corpus.documents
     some = np.flatnonzero(length > 0)
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
-    ends = np.stack([start[some], start[some] + length[some] - 1])
-    tokens = [corpus.read(at, at + 1)[0][0] for at in ends.ravel().tolist()]
+    ends = np.concatenate([start[some], start[some] + length[some] - 1])
+    tokens = [tokens[0] for tokens, _ in in_threads(corpus.read, ends, ends + 1, threads=THREADS)]
     first, last = np.array(tokens).astype(np.int64).reshape(2, -1)
     _check_eos(report, corpus, some, first, last)
 

@@ -86,7 +86,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             return
         again = new.rows_at(step, np.arange(len(rows))[::-1])[::-1]
         if (changed := rows != again).any():
-            slot, orders = changed.argmax(), ", ".join({stream.source.order: 0 for stream in sampler.streams})
+            slot, orders = changed.argmax(), ", ".join(dict.fromkeys(stream.source.order for stream in sampler.streams))
             sentence = f"order {orders} returns row {rows[slot]} in one call and row {again[slot]} in another"
             report.wrong("sampler", where, f"{sentence}. Let it depend only on its arguments.", f"step {step}")
             return

@@ -32,7 +32,8 @@ def inspect_page(
     """
     if rows is not None and not len(rows):
         raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
-    neighbours = [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
+    end = min(pipeline.end_step, pipeline.at(step).sampler.failing_step)
+    neighbours = [other for other in (step - 1, step + 1) if pipeline.first_step <= other < end]
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in (step, *neighbours):  # `step` first, so that errors are about it

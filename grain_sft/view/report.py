@@ -131,8 +131,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
     """Return (corpus, None). If a search of all shards would take too long, return a result of `_some_shards` instead."""
     corpus = layout.corpus
-    has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
-    if has_documents or corpus.num_tokens <= MOST_SCANNED:
+    is_searched = "documents" in vars(corpus)  # whether the cached property has its value
+    if is_searched or corpus.has_boundary_files or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all files are searched for EOS tokens")
 

@@ -222,7 +222,7 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     for piece in pieces:
-        to_file = piece.start - piece.column
+        to_file = piece.start - piece.column  # column + `to_file` is the token's index in the file
         stop_column = piece.stop - to_file
         inner_borders = borders[(borders > piece.column) & (borders < stop_column)].tolist()
         for begin, end in itertools.pairwise([piece.column, *inner_borders, stop_column]):

@@ -132,8 +132,8 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     most = width - (0 if colour else 2)  # without colour, 2 columns are kept for that pair
     for cell in cells:
         # a token wider than a line is cut into parts of `size` characters; a character takes at most two columns
-        size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
-        for start in range(0, max(len(cell.text), 1), size or 1):
+        size = max(1, len(cell.text) if columns(cell.text) <= most else most // 2)
+        for start in range(0, max(1, len(cell.text)), size):  # a token may have an empty text
             part = cell._replace(text=cell.text[start : start + size])
             opens_run = not colour and bool(line) and part.takes_loss and not line[-1].takes_loss
             needed = columns(part.text) + 2 * opens_run  # a run of tokens that take loss is in brackets

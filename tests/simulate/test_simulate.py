@@ -14,6 +14,7 @@ from sft_files import write_olmo
 
 from grain_sft import Host, child_environment
 from grain_sft.errors import PipelineError, SamplerError
+from grain_sft.provenance import difference
 from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.cache import HostCache
 from grain_sft.simulate.conditions import Waits
@@ -21,6 +22,8 @@ from grain_sft.simulate.demand import DemandModel
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import CacheOptions, activity
+from grain_sft.view import inspect_page
+from grain_sft.view.text import TokenTexts
 
 COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
 ONE_THREAD = Conditions(threads=1, prefetch=1)
@@ -139,6 +142,18 @@ def test_rows_that_are_read_65536_times_are_counted(write_tokens):
         simulate(pipeline, 1, range(4), restart_hosts=0)
 
 
+def test_a_run_ends_before_the_step_for_which_a_source_has_no_row_left(write_tokens):
+    source = {"path": str(write_tokens("a.npy", np.arange(64))), "weight": 1, "max_epochs": 1, "on_exhausted": "fail"}
+    corpus = {"mixture": {"a": source, "b": source}, "dtype": "uint32"}
+    pipeline = load(config_of(corpus, {"kind": "windows", "sequence_length": 8}, 6))
+    end = pipeline.sampler.failing_step
+    assert simulate(pipeline, 2, range(end))["restart"] is None
+    with pytest.raises(SamplerError, match=f"stop <= {end}"):
+        simulate(pipeline, 2, range(end + 1))
+    assert difference(pipeline, pipeline).compared == range(end)
+    assert f'"step":{end - 1},' in inspect_page(pipeline, end - 1, TokenTexts(None))
+
+
 def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_path):
     cache, plain = cache_in(tmp_path / "cache"), {"weight": 1, "dtype": "uint32"}
     paths = [str(write_tokens(f"{name}.npy", np.arange(60 * 1024) % 500)) for name in "ab"]
@@ -226,7 +241,7 @@ def test_a_process_measures_the_stage_of_its_first_step(chats, tmp_path):
     assert measure(own, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 
-def test_the_command_prints_answers_and_json(chats, tmp_path, run_command):
+def test_the_command_prints_answers_and_json(chats, tmp_path, run_command, monkeypatch):
     config = str(write_config(tmp_path / "run.json", config_of(chats, PACKED, 8)))
     command = ["simulate", config, "--hosts", "4", "--steps", "0:20", "--as-bucket"]
     page, model = tmp_path / "page.html", ["--processes", "0", "--step-ms", "2000", "--bucket-requests", "1234567"]
@@ -242,6 +257,8 @@ def test_the_command_prints_answers_and_json(chats, tmp_path, run_command):
     assert "NOT ENOUGH" in shown and re.search("start-up .* s until the first batch", shown)
     for option, value in (("--bucket-requests", "inf"), ("--threads", "10001"), ("--prefetch", "0")):
         assert f"argument {option}" in run_command(*command, option, value, status=2).err
+    monkeypatch.setattr(processes, "run_host", None)  # no process runs before the error
+    assert "can't be divided by 3 hosts" in run_command(*command, "--restart-hosts", "3", status=1).err
 
 
 @pytest.mark.parametrize(

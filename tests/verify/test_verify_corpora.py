@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
 @pytest.mark.parametrize("kind", ["olmo", "episodes", "primer", "openchat"])
-def test_a_sound_corpus_is_sound(tmp_path, kind, full):
+def test_a_sound_corpus_is_sound(tmp_path, kind, full, monkeypatch):
+    read, threads = grain_sft.Corpus.read, set()
+    monkeypatch.setattr(grain_sft.Corpus, "read", lambda *place: threads.add(threading.get_ident()) or read(*place))
     report = assert_finds(write(kind, tmp_path), [], full=full)
+    assert (threading.get_ident() in threads) == full  # the small reads of a fast check are concurrent
     assert report.figures["documents"] == 300
     assert ("duplicate_documents" in report.figures) == full
 
