@@ -129,8 +129,7 @@ def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Ca
     def remap(path: str) -> str:
         remapped = files.normalize(remap_path(path, replacements))
         if remapped.startswith(("http://", "https://")) and "?" in remapped:
-            expected = "expected the URL of a file, such as https://host/x.npy"
-            raise CorpusError(f"{remapped}: is a URL with a query; {expected}. Leave the query out, or download the file.")
+            raise CorpusError(f"{remapped}: is a URL with a query; expected none. Leave it out, or download the file.")
         return remapped
 
     return remap

@@ -11,8 +11,6 @@ from grain_sft.corpus.formats.metadata import TOKENIZER, folders_above
 from grain_sft.errors import StorageError
 from grain_sft.storage import files
 
-_SUFFIXES = (*TOKEN_SUFFIXES, BOUNDARIES, PREFIX_SUFFIX)
-
 
 def check_corpus_stays(output: str, corpus: CorpusData, named: Iterable[str] = ()) -> None:
     """Raise a StorageError if `output` is a file of `corpus`: of its tokens, metadata or tokenizer, or of another split.
@@ -26,7 +24,8 @@ def check_corpus_stays(output: str, corpus: CorpusData, named: Iterable[str] = (
     files.check_inputs_stay(output, (file.path for file in corpus.files()))
     path = files.real_path(output)
     in_tokenizer = files.name_of(files.parent(path)) == TOKENIZER
-    if in_tokenizer or path.endswith(_SUFFIXES) or FileFormats(DirectoryListing()).is_metadata(path):
+    suffixes = (*TOKEN_SUFFIXES, BOUNDARIES, PREFIX_SUFFIX)
+    if in_tokenizer or path.endswith(suffixes) or FileFormats(DirectoryListing()).is_metadata(path):
         folders = {folder for shard in corpus.shards for folder in folders_above(shard.path)}
         folders |= {text if os.path.isdir(text) else files.parent(text) for text in named if "/" in text or os.path.isdir(text)}
         if not set(map(files.real_path, folders)).isdisjoint(folders_above(path)) and files.exists(path):

@@ -224,9 +224,10 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
         commands += [f"simulate {path} --hosts 1 --steps 0:1 --processes 0 -o {output}"]
     for command in commands:
         assert "is an input, which the output" in run_command(*command.split(), status=1).err, command
-    (tmp_path / "tok/a/corpus.json").write_text("[]")
-    error = run_command("trace", path, "--steps", "0", "-o", tmp_path / "link/tok/a/corpus.json", status=1).err
-    assert f"{tmp_path}/tok/a/corpus.json: exists in the folder of the corpus" in error
+    for name in ("corpus.json", "rows.json"):
+        (tmp_path / "tok/a" / name).write_text("[]")
+        error = run_command("trace", path, "--steps", "0", "-o", tmp_path / "link/tok/a" / name, status=1).err
+        assert f"{tmp_path}/tok/a/{name}: exists in the folder of the corpus" in error
 
 
 def test_a_command_probes_each_output_once(tmp_path, config, monkeypatch):

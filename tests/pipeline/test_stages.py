@@ -95,13 +95,11 @@ def test_rows_continue_where_an_earlier_stage_of_the_same_stream_stopped(config,
 
 
 def test_order_balanced_begins_a_stage_with_the_epoch_after_the_rows_that_an_epoch_drops(corpora):
-    sampler = {"global_batch_size": 7, "order": "balanced"}
-    alone = load(sections(None, 64, corpus=corpora["episodes"], layout="packed", **sampler))
+    config = sections(None, 64, corpus=corpora["episodes"], layout="packed", global_batch_size=7, order="balanced")
+    alone = load(config)
     steps = alone.sampler.steps_per_epoch
     assert len(alone.source) % 7
-    stages = [{"steps": steps}, {"steps": 2}]
-    staged = load(sections(None, 64, corpus=corpora["episodes"], layout="packed", **sampler) | {"stages": stages})
-    assert_same(staged[steps], alone[steps])
+    assert_same(load(config | {"stages": [{"steps": steps}, {"steps": 2}]})[steps], alone[steps])
 
 
 def test_a_reweight_changes_the_stages_that_mix_its_sources(config):

@@ -35,6 +35,7 @@ class Rows(Format):
     """Format of a folder of materialized rows."""
 
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
+    metadata_files = re.escape(MANIFEST)
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         return path if MANIFEST in listing.names(path) else None
