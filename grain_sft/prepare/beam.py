@@ -87,7 +87,7 @@ class Pipelines(Runner):
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
         # `scan_unit` does not need `parts`; an input may have thousands of parts
-        items = [(dataclasses.replace(entries[unit.input], parts=None), unit) for unit in units]
+        items = [(dataclasses.replace(entries[unit.input], parts=()), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
     def render(self, job: Job, groups: Sequence[int]) -> Sequence[int]:

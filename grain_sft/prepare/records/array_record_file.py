@@ -45,10 +45,10 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith(_MAGIC) or walk.ARRAY_RECORD_NAME.search(path) is not None
 
 
-def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
+def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts of a file, and the encoding of its records: "example", "json" or "text". See `inputs.ROW_FILES`."""
     _footer.cache_clear()  # the cached footer may be that of an earlier file with the same path and size
-    scanner = Scanner(path, size, least, read)
+    scanner = Scanner(path, size, min_bytes, report)
     footer_offset = _footer_offset(path, size)
     chunks: list[int] = []  # number of records of each chunk
     for records, decompressed_bytes in _chunks(scanner, footer_offset):

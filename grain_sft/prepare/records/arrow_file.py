@@ -27,13 +27,13 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith((_MAGIC, _CONTINUATION)) or path.endswith((".arrow", ".feather"))
 
 
-def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`."""
+def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[tuple[Part, ...], str]:
+    """Return the parts of a file, and the number of bytes before its first record batch. See `inputs.ROW_FILES`."""
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
-    parts, dictionaries_change = _parts(Scanner(path, size, least, read))
+    parts, dictionaries_change = _parts(Scanner(path, size, min_bytes, report))
     if parts and dictionaries_change:  # `rows` reads a part with the first dictionaries only, so the file is one part
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
-    return tuple(parts), ""
+    return tuple(parts), str(_head_size(path, size)) if len(parts) > 1 else ""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -41,7 +41,8 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     from pyarrow import ipc, py_buffer
 
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
-        head = _head(entry.path, entry.size) if unit.start else b""
+        # the schema and the dictionaries, which are in the first unit, without the magic of an Arrow file
+        head = read_exactly(entry.path, entry.size, 0, int(entry.note)).removeprefix(_FILE_HEAD) if unit.start else b""
         data = bytearray(head)
         # reading all bytes in one call would hold a large batch in memory twice
         for start in range(unit.start, unit.stop, _READ):
@@ -130,12 +131,12 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
     return scanner.parts, reader.stats.num_dictionary_batches != first_dictionaries
 
 
-def _head(path: str, size: int) -> bytes:
-    """Return the bytes of the schema and the dictionaries before the first record batch, without the magic of an Arrow file."""
+def _head_size(path: str, size: int) -> int:
+    """Return the number of bytes of the schema and the dictionaries before the first record batch."""
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0
     messages = ipc.MessageReader.open_stream(PythonFile(_Stream(scanner)))
     while messages.read_next_message().type != "record batch":
         stop = scanner.position
-    return read_exactly(path, size, 0, stop).removeprefix(_FILE_HEAD)
+    return stop

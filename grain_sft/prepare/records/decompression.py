@@ -27,16 +27,16 @@ def compression_of(path: str, head: bytes) -> str:
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
-def decompressed(path: str, size: int, compression: str, read: ReadReport = lambda position: None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in pieces, then b"". Call `read` with the offset of each block that is read."""
-    blocks = _blocks(path, size, read)
+def decompressed(path: str, size: int, compression: str, report: ReadReport = lambda position: None) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file in pieces, then b"" at its end. Call `report` with the offset of each block."""
+    blocks = _blocks(path, size, report)
     yield from _decoded(path, compression, blocks) if compression else (block for _, block in blocks)
     yield b""
 
 
-def _blocks(path: str, size: int, read: ReadReport) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: str, size: int, report: ReadReport) -> Iterator[tuple[int, bytes]]:
     for offset in range(0, size, BLOCK):
-        read(offset)
+        report(offset)
         yield offset, read_exactly(path, size, offset, offset + BLOCK)
 
 

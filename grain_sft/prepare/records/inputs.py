@@ -21,7 +21,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files, in_threads
 
 MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; most parts of other files have at least 8 MiB
-MANY_BLOCKS = 1024  # files of plain lines have units of 1 MiB up to 1 GiB, of 2 MiB up to 2 GiB, and so on
+MANY_BLOCKS = 1024  # a file of plain lines of up to 1 GiB has units of 1 MiB; a file of up to 2 GiB, of 2 MiB; and so on
 _TAIL = 1 << 14  # bytes of the first read after a unit, to find the end of the unit's last line
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
@@ -31,8 +31,8 @@ ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_f
 """Modules for the kinds of files whose records are rows. Each module has three functions:
 
 - `matches(path, head)` returns whether a file is of this kind.
-- `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`. Each part except the last has at
-  least `least` bytes of records. Parquet ignores `least`.
+- `describe(path, size, min_bytes, report)` returns the `parts` and the `note` of the file's `Input`. Each part except the last
+  has at least `min_bytes` bytes of records. Parquet ignores `min_bytes` and `report`.
 - `rows(entry, unit)` yields the rows of a unit.
 """
 
@@ -62,7 +62,10 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
                 with lock:
                     progress("Opening the inputs", sum(bytes_read), total)
 
-        return _describe(*sized_paths[number], report)
+        entry, parts = _describe(*sized_paths[number], report)
+        entry = dataclasses.replace(entry, parts=tuple(parts))
+        report(entry.size)
+        return entry
 
     return list(in_threads(describe, range(len(sized_paths)), threads=SCAN_THREADS))
 
@@ -84,9 +87,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        unit_size = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
-        cuts = (Part(start, min(start + unit_size, entry.size)) for start in range(0, entry.size, unit_size))
-        for part in cuts if entry.parts is None else entry.parts:
+        for part in entry.parts:
             units.append(Unit(part.start, part.stop, part.records, part.digest, len(units), number))
     return units
 
@@ -104,7 +105,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with `records` and `digest` filled in, and the scanned `units` with `first` filled in."""
+    """Return `inputs` with `records` and `digest`, but without `parts`, and the scanned `units` with `first`."""
     units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         units_of_inputs[unit.input].append(unit)
@@ -113,7 +114,7 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
         # numbers of the first record of each unit, and the number after the last record
         *firsts, end = itertools.accumulate((unit.records for unit in own_units), initial=1)
         digest = hashlib.sha256("\n".join(unit.digest for unit in own_units).encode()).hexdigest()
-        scanned.append(dataclasses.replace(entry, records=end - 1, digest=digest))
+        scanned.append(dataclasses.replace(entry, parts=(), records=end - 1, digest=digest))
         placed += [dataclasses.replace(unit, first=first) for unit, first in zip(own_units, firsts, strict=True)]
     return tuple(scanned), tuple(placed)
 
@@ -146,10 +147,15 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
       CorpusFileError: The file can't be read, or has changed.
       RecordError: A line has more than 256 MiB.
     """
+    return ((number, raw) for number, raw in _numbered(entry, unit) if raw is not None)
+
+
+def _numbered(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError | None]]:
+    """Do what `read_records` does, but yield blank lines, too, as None. An empty line follows the last newline of the unit."""
     if entry.kind in ROW_FILES:
         yield from enumerate(ROW_FILES[entry.kind].rows(entry, unit), unit.first)
         return
-    if entry.parts is None:
+    if entry.kind == "jsonl" and not entry.compression:
         data = _lines_of(entry, unit)
     else:
         data = decompression.read_part(entry.path, entry.size, entry.compression, unit)
@@ -165,19 +171,20 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
         line = line.rstrip(b"\r")
         if len(line) > text_files.MAX_RECORD:
             raise text_files.too_long(f"{entry.path}:{number}", "line")
-        if line.strip():
-            yield number, line
+        yield number, line if line.strip() else None
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
     """Yield (path, number, content) for every record of all files, as `read_records` does."""
     for dataset, path, size in _sized_paths(datasets):
-        entry = _describe(dataset, path, size, lambda position: None)
+        entry, parts = _describe(dataset, path, size, lambda position: None)
         first = 1
-        for unit in plan_units([entry]):
-            for number, raw in read_records(entry, dataclasses.replace(unit, first=first)):
-                yield entry.path, number, raw
-            first += unit.records or scan_unit(entry, unit).records
+        for part in parts:
+            number = first  # in the end, the number of the empty line after the part, where the next part begins
+            for number, raw in _numbered(entry, Unit(part.start, part.stop, part.records, part.digest, first=first)):
+                if raw is not None:
+                    yield path, number, raw
+            first = first + part.records if part.records else number
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
@@ -220,20 +227,27 @@ def _size(path: str) -> int:
     return size
 
 
-def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
+def _describe(dataset: int, path: str, size: int, report: ReadReport) -> tuple[Input, Iterable[Part]]:
+    """Return a file without its parts, and the parts. A file of JSON or text is read while its parts are iterated over."""
     head = files.read_range(path, 0, min(size, 32))
     if head.startswith(b"version https://git-lfs"):
         raise CorpusFileError(f"{path}: is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull.")
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
-            parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, read)
-            read(size)
-            return Input(dataset, path, size, kind, parts=parts, note=note)
+            row_parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, report)
+            return Input(dataset, path, size, kind, note=note), row_parts
     if not size and path.endswith((".gz", ".zst")):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = decompression.compression_of(path, head)
-    kind, parts = text_files.kind_of(path, size, compression), None
+    kind = text_files.kind_of(path, size, compression)
+    parts = _cuts(size)
     if compression or kind != "jsonl":
-        parts = tuple(text_files.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
-    read(size)
-    return Input(dataset, path, size, kind, compression, parts)
+        parts = text_files.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, report)
+    return Input(dataset, path, size, kind, compression), parts
+
+
+def _cuts(size: int) -> Iterator[Part]:
+    """Yield the parts of a file of plain lines."""
+    num_blocks = max(1, min(MAX_BLOCKS, -(-size // (BLOCK * MANY_BLOCKS))))
+    for start in range(0, size, num_blocks * BLOCK):
+        yield Part(start, min(start + num_blocks * BLOCK, size))

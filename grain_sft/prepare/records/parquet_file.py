@@ -24,7 +24,7 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith(b"PAR1") or path.endswith(".parquet")
 
 
-def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
+def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file. See `inputs.ROW_FILES`.
 
     The rows of a part are not consecutive bytes. `start` and `stop` divide the file evenly: part 2 of 5 has the second fifth of

@@ -15,7 +15,7 @@ MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is probably a mi
 BOM = b"\xef\xbb\xbf"
 
 # First bytes and names of the kinds of files that are refused if they are compressed.
-_ROW_FILES = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
+_ROW_MAGICS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an array of objects
@@ -38,7 +38,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
         head = (head + data).removeprefix(BOM).lstrip(_SPACE)
         if len(head) >= _HEAD:
             break
-    for magic, name in _ROW_FILES.items():
+    for magic, name in _ROW_MAGICS.items():
         if head.startswith(magic):
             raise PrepareError(f"{path}: a compressed {name} file can't be read from the middle. Decompress it.")
     if walk.TEXT_NAME.search(path) and not _OBJECT.match(head):
@@ -46,10 +46,10 @@ def kind_of(path: str, size: int, compression: str) -> str:
     return "array" if head.startswith(b"[") else "jsonl"
 
 
-def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file. A part has about `least` decompressed bytes."""
-    data = decompressed(path, size, compression, read)
-    return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
+def parts_of(path: str, size: int, compression: str, kind: str, min_bytes: int, report: ReadReport) -> Iterator[Part]:
+    """Yield the parts of a file. A part has about `min_bytes` decompressed bytes."""
+    data = decompressed(path, size, compression, report)
+    return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, min_bytes)
 
 
 def too_long(where: str, what: str) -> RecordError:
@@ -65,27 +65,27 @@ def elements(data: bytes) -> Iterator[bytes]:
         start = end + 1  # after the comma
 
 
-def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _parts_of_lines(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
     offset = 0
     line = 1  # number of the first line in `data`
     for piece in pieces:
         data += piece
         end = data.rfind(b"\n", len(data) - len(piece)) + 1  # after the last newline in `piece`; 0 without one
-        if end >= least:
+        if end >= min_bytes:
             num_lines = data.count(b"\n", 0, end)
             yield _part(data, end, offset, num_lines)
             offset += end
             line += num_lines
             del data[:end]
-        if len(data) > MAX_RECORD + least:
+        if len(data) > MAX_RECORD + min_bytes:
             line += data.count(b"\n")
             raise too_long(f"{path}:{line}", "line")
     if data:
         yield _part(data, len(data), offset, data.count(b"\n", 0, len(data) - 1) + 1)
 
 
-def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _part_of_text(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -94,14 +94,14 @@ def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Pa
     yield _part(data, len(data), 0, 1)
 
 
-def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _parts_of_array(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
     """Yield the parts of an array. Its brackets, and the commas between parts, are in no part."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
     while not (offset := data.find(b"[") + 1):  # offset of the byte after the opening bracket
         data += next(pieces)
     del data[:offset]
     total = 0  # records of the parts before `data`
-    next_scan = least  # `data` is scanned when it has this many bytes
+    next_scan = min_bytes  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
         # the last piece is empty; then all of `data` is scanned
@@ -122,10 +122,10 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             del data[: end + 1]
             offset += end + 1
             total += records
-        if len(data) > MAX_RECORD + least:
+        if len(data) > MAX_RECORD + min_bytes:
             raise too_long(f"{path}:{total + 1}", "record")
         # A scan for each piece would scan a long unfinished record many times. So the next scan waits until `data` has doubled.
-        next_scan = len(data) + max(least, len(data))
+        next_scan = len(data) + max(min_bytes, len(data))
     raise CorpusFileError(f"{path}: an array without its closing bracket after {total} records. Copy the file again.")
 
 

@@ -15,7 +15,7 @@ ReadReport = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Whole records of a file.
+    """Consecutive records of a file.
 
     Attributes:
       start, stop: The records are the bytes [start, stop) of the decompressed file. For Parquet, see `parquet_file.describe`.
@@ -39,10 +39,11 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file; None for a file of plain lines (uncompressed JSONL): `plan_units` cuts it unread.
+      parts: Parts of the file. In a file of plain lines (uncompressed JSONL), a line may begin in one part and end in the next.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version. Else "".
+      note: What the readers of units need, by kind. "array_record": the encoding of the records, such as "json". "parquet": the
+        version of the file. "arrow": the number of bytes before the first record batch. Other kinds: "".
     """
 
     dataset: int
@@ -50,7 +51,7 @@ class Input:
     size: int
     kind: str
     compression: str = ""
-    parts: tuple[Part, ...] | None = None
+    parts: tuple[Part, ...] = ()
     records: int = 0
     digest: str = ""
     note: str = ""
@@ -80,20 +81,20 @@ class Scanner:
 
     Args:
       path, size: The file, and its number of bytes.
-      least: Fewest bytes of content (see `add`) in a part. The last part may have fewer.
-      read: Function that is called with `position` before each read.
+      min_bytes: Fewest bytes of content (see `add`) in a part. The last part may have fewer.
+      report: Function that is called with `position` before each read.
 
     Attributes:
       position: Offset of the next byte.
       parts: Parts that have ended.
     """
 
-    def __init__(self, path: str, size: int, least: int = 0, read: ReadReport = lambda position: None) -> None:
+    def __init__(self, path: str, size: int, min_bytes: int = 0, report: ReadReport = lambda position: None) -> None:
         self.path, self.size, self.position = path, size, 0
         self.parts: list[Part] = []
-        self._read = read
+        self._report = report
         self._block, self._offset = b"", 0  # bytes in memory, and the offset of their first byte
-        self._least = least
+        self._min_bytes = min_bytes
         self._begin_part()
 
     def take(self, count: int) -> bytes:
@@ -103,7 +104,7 @@ class Scanner:
             raise CorpusFileError(f"{self.path}: ends in a record at byte {self.size}. Is it cut short? Copy it again.")
         block_end = self._offset + len(self._block)
         if stop > block_end:
-            self._read(self.position)
+            self._report(self.position)
             data = read_exactly(self.path, self.size, block_end, max(stop, block_end + BLOCK))
             self._block = self._block[self.position - self._offset :] + data  # drops the bytes that were taken
             self._offset = self.position
@@ -116,7 +117,7 @@ class Scanner:
         """Count records that end at `position` and have `content` bytes. End the part if it has enough content."""
         self._records += records
         self._content += content
-        if self._content >= self._least:
+        if self._content >= self._min_bytes:
             self.end_part()
 
     def end_part(self) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
 
-_COMPRESSED = r"(\.gz|\.zst)?$"
-_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
+_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")  # `decompression` refuses the last two
+_COMPRESSED = rf"({'|'.join(_COMPRESSIONS)})?$"
+_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$", re.IGNORECASE)
 ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
-TEXT_NAME = re.compile(rf"\.(txt|md){_COMPRESSED}")  # a text is one document
+TEXT_NAME = re.compile(rf"\.(txt|md){_COMPRESSED}", re.IGNORECASE)  # a text is one document
 _HIDDEN = (".", "_")  # first characters of the folders that are left out, as in Arrow and Spark
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
@@ -47,7 +48,7 @@ def expand(path: str) -> list[str]:
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
         paths = files.glob(path)
     elif files.is_folder(path):
-        paths = _files_of(path)
+        paths = _files_below(path)
     elif not files.is_remote(path) and not os.path.exists(path):
         paths, problem = [], "no such file"
     if not paths:
@@ -58,28 +59,28 @@ def expand(path: str) -> list[str]:
     return paths
 
 
-def _files_of(folder: str) -> list[str]:
-    # path of each file: names of the folders between `folder` and the file
-    below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
-    prepared = {folders for path, folders in below.items() if files.name_of(path) == _PREPARED}
+def _files_below(folder: str) -> list[str]:
+    """Return the files that a folder names, sorted. See `expand`."""
+    folders_of = dict(_remote_files(folder) if files.is_remote(folder) else _local_files(Path(folder), (), frozenset()))
+    prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == _PREPARED}
     if () in prepared:
         raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:
         """Return whether a file belongs to a prepared corpus, as a/b/FILE and a/b.rejected.jsonl belong to the corpus a/b."""
-        parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
+        parts = (*folders_of[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
     # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
-    candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
+    candidates = sorted(path for path in folders_of if not is_prepared(path) and not files.name_of(path).startswith("._"))
     records = [path for path in candidates if _RECORDS.search(path) or ARRAY_RECORD_NAME.search(path)]
     paths = _files_with_data(records) or [path for path in candidates if TEXT_NAME.search(path)]
-    if twice := [path for path in paths if path.endswith((".gz", ".zst")) and path.rpartition(".")[0] in below]:
+    if twice := [path for path in paths if path.endswith(_COMPRESSIONS) and path.rpartition(".")[0] in folders_of]:
         problem = f"{twice[0]}: is next to the same file without compression, so its records would be read twice"
         raise CorpusFileError(f"{problem}. Remove one of the two, or name the files.")
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, paths)))
-    _check_one_split(folder, {path: below[path] for path in paths})
+    _check_one_split(folder, {path: folders_of[path] for path in paths})
     return paths
 
 
@@ -95,7 +96,7 @@ def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
         raise CorpusFileError(f"{problem}. Expected one split. Name the folder or the files of one split.")
 
 
-def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
+def _remote_files(folder: str) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a remote folder."""
     with files.remote(folder) as client:
         path = str(client.info(folder)["name"]).strip("/")  # without gs:// or gcs://, as `find` returns paths
@@ -105,7 +106,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
                 yield str(client.unstrip_protocol(name)), folders
 
 
-def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
+def _local_files(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a local folder.
 
     `folders` leads from the input folder to `folder`. `above` has the real paths of the folders above `folder`. A link to one
@@ -120,7 +121,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
         if not is_folder:
             yield str(entry), folders
         elif not _is_left_out(entry.name, folder):
-            yield from _local(entry, (*folders, entry.name), above | {real_path})
+            yield from _local_files(entry, (*folders, entry.name), above | {real_path})
 
 
 def _is_left_out(name: str, folder: str | Path) -> bool:

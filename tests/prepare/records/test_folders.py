@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from grain_sft.errors import CorpusFileError
+from grain_sft.errors import CorpusFileError, PrepareError
 from grain_sft.prepare.records import inputs
 
 SAVED = Path(__file__).parents[2] / "golden/inputs/saved"
@@ -25,7 +25,7 @@ def named(where: str | Path) -> list[str]:
 
 
 TREE = [
-    *("z.jsonl", "a/b.ndjson", "a/b/c.json.gz", "a.parquet", "B/x.jsonl.zst", "b/.x.jsonl", "b/_x.json"),
+    *("z.jsonl", "a/b.ndjson", "a/b/c.json.gz", "a.parquet", "B/X.JSONL.zst", "b/.x.jsonl", "b/_x.json"),
     *("c4-train.array_record-00000-of-00002", "one.arrayrecord", "d/e.arrow", "d/e.feather"),
 ]
 IGNORED = [
@@ -36,7 +36,7 @@ IGNORED = [
 
 def test_a_folder_means_its_files_of_records_but_not_its_texts_or_hidden_folders(tmp_path, monkeypatch, client):
     files_in(tmp_path, [*TREE, *IGNORED])
-    monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
+    monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, report: (inputs.Input(dataset, path, size, ""), ()))
     assert named(tmp_path) == named(f"{tmp_path}/") == sorted(f"{tmp_path}/{name}" for name in TREE)
     monkeypatch.chdir(tmp_path)
     assert named(".") == named("./") == sorted(TREE)
@@ -53,15 +53,18 @@ def test_a_folder_means_its_files_of_records_but_not_its_texts_or_hidden_folders
 
 
 def test_a_folder_without_records_means_its_texts(tmp_path):
-    texts = ["a.txt", "b/c.md", "b/d.txt"]
+    texts = ["A.TXT", "b/c.md", "b/d.txt"]
     files_in(tmp_path, [*texts, "b/e.py", ".cache/f.txt", "g.html"], "# A text\n")
     assert named(tmp_path) == sorted(f"{tmp_path}/{name}" for name in texts)
     with pytest.raises(CorpusFileError, match=r"b: is a folder\. Name the folder itself instead of a glob"):
         named(tmp_path / "*")
     with pytest.raises(CorpusFileError, match=r"names no file\. Expected \.jsonl.* or a folder of them"):
         named(files_in(tmp_path / "empty", ["a.py"]))
-    with pytest.raises(CorpusFileError, match=r"c/a\.jsonl\.gz: is next to the same file without compression, so its rec"):
-        named(files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.gz"]))
+    (files_in(tmp_path / "one", ["a.jsonl"]) / "b.jsonl.xz").write_bytes(b"\xfd7zXZ\x00")
+    with pytest.raises(PrepareError, match=r"b\.jsonl\.xz: not a plain, \.gz or \.zst file"):
+        named(tmp_path / "one")
+    with pytest.raises(CorpusFileError, match=r"c/a\.jsonl\.xz: is next to the same file without compression, so its rec"):
+        named(files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.xz"]))
     with pytest.raises(CorpusFileError, match=r"in/t: is a Delta table, which may have files of old versions"):
         named(files_in(tmp_path / "in", ["t/a.parquet", "t/_delta_log/0.json"]))
 

@@ -214,6 +214,23 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
 
 
 @ANY
+def test_the_first_records_are_read_without_the_rest_and_no_byte_of_plain_lines_twice(tmp_path, monkeypatch, compression):
+    """A dry run reads a few records of large files. The training of a tokenizer may read plain lines in a bucket."""
+    for module in (inputs, decompression):
+        monkeypatch.setattr(module, "BLOCK", 100)
+    monkeypatch.setattr(inputs, "_TAIL", 1)
+    data = b"".join(b'{"text": "%d"}\n\n' % (number * 7919) for number in range(3000))
+    path = written(tmp_path / "a", b"".join(COMPRESS[compression](data[at : at + 500]) for at in range(0, len(data), 500)))
+    sizes, read_range = [], inputs.files.read_range
+    monkeypatch.setattr(inputs.files, "read_range", lambda *place: sizes.append(place[2] - place[1]) or read_range(*place))
+    records = inputs.all_records([[str(path)]])
+    found = [next(records), next(records)]
+    assert sum(sizes) < 3000 < 9000 < path.stat().st_size
+    assert [record[1:] for record in (*found, *records)] == expected_lines(data)
+    assert compression or sum(sizes) < 1.5 * len(data)
+
+
+@ANY
 def test_opening_shows_progress_while_it_reads_a_file(tmp_path, monkeypatch, compression):
     """Reads from byte 1,000 on wait until progress has been shown."""
     monkeypatch.setattr(decompression, "BLOCK", 100)
