@@ -239,11 +239,9 @@ def _describe(dataset: int, path: str, size: int, report: ReadReport) -> tuple[I
     if not size and path.endswith((".gz", ".zst")):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = decompression.compression_of(path, head)
-    kind = text_files.kind_of(path, size, compression)
-    parts = _cuts(size)
-    if compression or kind != "jsonl":
-        parts = text_files.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, report)
-    return Input(dataset, path, size, kind, compression), parts
+    kind, parts = text_files.kind_and_parts(path, size, compression, MAX_BLOCKS * BLOCK, report)
+    is_plain = kind == "jsonl" and not compression
+    return Input(dataset, path, size, kind, compression), _cuts(size) if is_plain else parts
 
 
 def _cuts(size: int) -> Iterator[Part]:

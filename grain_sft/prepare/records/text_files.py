@@ -28,28 +28,35 @@ of a string that ends in later data. The reading of chats is 3 times as fast wit
 """
 
 
-def kind_of(path: str, size: int, compression: str) -> str:
-    """Return the kind of a file: "text", "array" or "jsonl". Refuse compressed Parquet, Arrow and ArrayRecord files.
+def kind_and_parts(path: str, size: int, compression: str, min_bytes: int, report: ReadReport) -> tuple[str, Iterator[Part]]:
+    """Return the kind of a file ("text", "array" or "jsonl"), and its parts. A part has about `min_bytes` decompressed bytes.
 
-    A text has the name of a text, and does not begin like a JSON object or an array of objects.
+    The file is read while the parts are iterated over. Only its first bytes are read before, to find its kind.
     """
+    pieces = decompressed(path, size, compression, report)
+    first_pieces: list[bytes] = []
     head = b""
-    for data in decompressed(path, size, compression):
+    for data in pieces:
+        first_pieces.append(data)
         head = (head + data).removeprefix(BOM).lstrip(_SPACE)
         if len(head) >= _HEAD:
             break
+    kind = _kind_of(path, head)
+    parts_of = {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind]
+    return kind, parts_of(path, itertools.chain(first_pieces, pieces), min_bytes)
+
+
+def _kind_of(path: str, head: bytes) -> str:
+    """Return the kind of a file with the first bytes `head`. Refuse compressed Parquet, Arrow and ArrayRecord files.
+
+    A text has the name of a text, and does not begin like a JSON object or an array of objects.
+    """
     for magic, name in _ROW_MAGICS.items():
         if head.startswith(magic):
             raise PrepareError(f"{path}: a compressed {name} file can't be read from the middle. Decompress it.")
     if walk.TEXT_NAME.search(path) and not _OBJECT.match(head):
         return "text"
     return "array" if head.startswith(b"[") else "jsonl"
-
-
-def parts_of(path: str, size: int, compression: str, kind: str, min_bytes: int, report: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file. A part has about `min_bytes` decompressed bytes."""
-    data = decompressed(path, size, compression, report)
-    return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, min_bytes)
 
 
 def too_long(where: str, what: str) -> RecordError:

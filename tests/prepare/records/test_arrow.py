@@ -65,6 +65,16 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
     assert not read(path)
 
 
+def test_a_map_becomes_an_object(tmp_path):
+    column = arrow.array([[("city", "Paris")], [], None], arrow.map_(arrow.string(), arrow.string()))
+    table = arrow.table({"call": arrow.StructArray.from_arrays([column], ["arguments"])})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    write(tmp_path / "a.arrow", table)
+    for name in ("a.parquet", "a.arrow"):
+        expected = [{"arguments": {"city": "Paris"}}, {"arguments": {}}, {}]
+        assert [raw["call"] for _, raw in read(tmp_path / name)] == expected
+
+
 def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, many_units):
     """Both files have the same size."""
     path = str(tmp_path / "a.arrow")
