@@ -97,10 +97,8 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     if unit.digest:
         return unit
     data, own_data = _read_unit(entry, unit)
-    records = unit.records
-    if entry.kind == "jsonl":
-        # a line begins at byte 0 of the file, and after each newline that is not the last byte of `data`
-        records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0)
+    # a line begins at byte 0 of the file, and after each newline that is not the last byte of `data`
+    records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0) if entry.kind == "jsonl" else unit.records
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
@@ -125,16 +123,14 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
     Each group is rendered to one chunk file, so that thousands of small inputs become few files.
     """
     groups: list[list[Unit]] = []
-    size = 0
-    last_dataset: int | None = None
-    for unit in units:
-        dataset = inputs[unit.input].dataset
-        if dataset != last_dataset or size + unit.size > GROUP_BYTES:
-            groups.append([])
-            size = 0
-        last_dataset = dataset
-        groups[-1].append(unit)
-        size += unit.size
+    for _, dataset_units in itertools.groupby(units, lambda unit: inputs[unit.input].dataset):
+        size = GROUP_BYTES + 1  # so that the first unit of a dataset begins a group
+        for unit in dataset_units:
+            if size + unit.size > GROUP_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(unit)
+            size += unit.size
     return tuple(map(tuple, groups))
 
 
@@ -240,8 +236,7 @@ def _describe(dataset: int, path: str, size: int, report: ReadReport) -> tuple[I
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = decompression.compression_of(path, head)
     kind, parts = text_files.kind_and_parts(path, size, compression, MAX_BLOCKS * BLOCK, report)
-    is_plain = kind == "jsonl" and not compression
-    return Input(dataset, path, size, kind, compression), _cuts(size) if is_plain else parts
+    return Input(dataset, path, size, kind, compression), parts if compression or kind != "jsonl" else _cuts(size)
 
 
 def _cuts(size: int) -> Iterator[Part]:

@@ -28,7 +28,6 @@ is true, false, 1 or 0."""
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _TURN_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ("system", "tool", "user", "assistant")}
 _TURN_KEYS = frozenset(("from", "value", "weight"))
-_MAX_WEIGHT = 1e30  # well below the largest float32
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
@@ -166,7 +165,7 @@ def _weight_of(entry: Record, where: str) -> float | None:
     weight = entry.get("weight")
     if weight is None:
         return None
-    if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
+    if not isinstance(weight, int | float) or not 0 <= weight <= 1e30:  # well below the largest float32
         raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to 1e30.")
     return float(weight)
 

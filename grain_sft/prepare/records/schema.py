@@ -14,11 +14,9 @@ from grain_sft.prepare.records.messages import check_keys, optional_text, read_m
 from grain_sft.prepare.records.schema_mapping import command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
 
-_STRICT_ROLES = ("system", "user", "assistant")
 _EPISODE_ROLES = ("user", "assistant", "assistant_context")
 _TOOL_ROLES = (*_EPISODE_ROLES, "assistant_toolcall", "toolresult")
-_OPENAI_ROLES = ("system", "user", "assistant", "developer", "tool", "function", "ipython", "environment")
-_CHAT_ROLES = (*_OPENAI_ROLES, "assistant_context", "assistant_toolcall", "toolresult")
+_CHAT_ROLES = ("system", "developer", *_TOOL_ROLES, "tool", "function", "ipython", "environment")
 
 
 class Schema(NamedTuple):
@@ -63,11 +61,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         for key in ("chat_template_kwargs", "loss_mask"):
             if name != "text" and mapped.get(key):
                 raise RecordError(f"{key}: not read. Remove the key, or write its effect into the messages.")
-        for key in ("label", "kto_tag"):  # in unpaired preferences of TRL and LLaMA-Factory; 0 or "false" in some files
-            label = mapped.get(key)
-            is_zero = name == "prompt_completion" and (label == 0 or str(label).lower() in ("0", "false"))
-            if is_zero or (label is False and name not in ("text", "preference")):
-                raise RecordError(f"{key}: {json.dumps(label, default=str)} marks a bad answer. Remove it, or the key.")
+        _refuse_bad_answer(mapped, name)
         conversation = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
@@ -78,6 +72,17 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     if schema == "auto" and lacks_prompt and (hint := command_for(record)):
         raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}. Else add --schema preference.")
     return conversation
+
+
+def _refuse_bad_answer(record: Record, schema: str) -> None:
+    """Refuse a record that is marked as a bad answer, as in the unpaired preferences of TRL and LLaMA-Factory."""
+    for key in ("label", "kto_tag"):
+        label = record.get(key)
+        is_bad = label is False and schema not in ("text", "preference")
+        if schema == "prompt_completion":  # some files have 0 or "false"
+            is_bad = label == 0 or str(label).lower() in ("0", "false")
+        if is_bad:
+            raise RecordError(f"{key}: {json.dumps(label, default=str)} marks a bad answer. Remove it, or the key.")
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
@@ -119,7 +124,7 @@ def _parse_messages(record: Record) -> Conversation:
     """Parse {"messages": [{"role", "content"}, ...], "system"}, without other keys in messages."""
     if record.get("tools"):
         raise RecordError("key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat.")
-    messages = read_messages(record, "messages", _STRICT_ROLES, exact=True)
+    messages = read_messages(record, "messages", ("system", "user", "assistant"), exact=True)
     return Conversation(tuple(messages), system=optional_text(record, "system"))
 
 
@@ -158,7 +163,6 @@ def _parse_sharegpt(record: Record) -> Conversation:
 
 def _parse_alpaca(record: Record) -> Conversation:
     """Parse {"instruction", "input", "output", "system", "history"}, where `history` has earlier [question, answer] pairs."""
-    # the input follows the instruction on a new line, as in LLaMA-Factory
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -170,6 +174,7 @@ def _parse_alpaca(record: Record) -> Conversation:
         turn = {"question": pair[0], "answer": pair[1]}
         messages.append(Message("user", text_of(turn, "question", where)))
         messages.append(Message("assistant", text_of(turn, "answer", where)))
+    # the input follows the instruction on a new line, as in LLaMA-Factory
     parts = [text_of(record, "instruction"), optional_text(record, "input") or ""]
     messages += [Message("user", "\n".join(filter(None, parts))), Message("assistant", text_of(record, "output"))]
     return Conversation(tuple(messages), system=optional_text(record, "system") or None)

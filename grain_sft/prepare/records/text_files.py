@@ -17,7 +17,6 @@ BOM = b"\xef\xbb\xbf"
 # First bytes and names of the kinds of files that are refused if they are compressed.
 _ROW_MAGICS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _SPACE = b" \t\r\n"
-_HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an array of objects
 
 # `*+` and `++` are possessive: the search does not backtrack.
@@ -39,7 +38,7 @@ def kind_and_parts(path: str, size: int, compression: str, min_bytes: int, repor
     for data in pieces:
         first_pieces.append(data)
         head = (head + data).removeprefix(BOM).lstrip(_SPACE)
-        if len(head) >= _HEAD:
+        if len(head) >= 64:  # enough to decide the kind
             break
     kind = _kind_of(path, head)
     parts_of = {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind]

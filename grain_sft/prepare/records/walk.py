@@ -10,16 +10,12 @@ from pathlib import Path
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
 
-_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")  # `decompression` refuses the last two
-_COMPRESSED = rf"({'|'.join(_COMPRESSIONS)})?$"
-_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$", re.IGNORECASE)
+_COMPRESSION = r"\.(gz|zst|bz2|xz)"  # `decompression` refuses the last two
+_RECORDS = re.compile(rf"\.(jsonl|ndjson|json)({_COMPRESSION})?$|\.(parquet|arrow|feather)$", re.IGNORECASE)
 ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
-TEXT_NAME = re.compile(rf"\.(txt|md){_COMPRESSED}", re.IGNORECASE)  # a text is one document
-_HIDDEN = (".", "_")  # first characters of the folders that are left out, as in Arrow and Spark
+TEXT_NAME = re.compile(rf"\.(txt|md)({_COMPRESSION})?$", re.IGNORECASE)  # a text is one document
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
-_PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
-_REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` has the rejected records of the corpus `chats`
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
@@ -62,20 +58,20 @@ def expand(path: str) -> list[str]:
 def _files_below(folder: str) -> list[str]:
     """Return the files that a folder names, sorted. See `expand`."""
     folders_of = dict(_remote_files(folder) if files.is_remote(folder) else _local_files(Path(folder), (), frozenset()))
-    prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == _PREPARED}
+    prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == "prepare.json"}
     if () in prepared:
         raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:
         """Return whether a file belongs to a prepared corpus, as a/b/FILE and a/b.rejected.jsonl belong to the corpus a/b."""
-        parts = (*folders_of[path], files.name_of(path).removesuffix(_REJECTED))
+        parts = (*folders_of[path], files.name_of(path).removesuffix(".rejected.jsonl"))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
     # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
     candidates = sorted(path for path in folders_of if not is_prepared(path) and not files.name_of(path).startswith("._"))
     records = [path for path in candidates if _RECORDS.search(path) or ARRAY_RECORD_NAME.search(path)]
     paths = _files_with_data(records) or [path for path in candidates if TEXT_NAME.search(path)]
-    if twice := [path for path in paths if path.endswith(_COMPRESSIONS) and path.rpartition(".")[0] in folders_of]:
+    if twice := [path for path in paths if re.search(f"{_COMPRESSION}$", path) and path.rpartition(".")[0] in folders_of]:
         problem = f"{twice[0]}: is next to the same file without compression, so its records would be read twice"
         raise CorpusFileError(f"{problem}. Remove one of the two, or name the files.")
     if not files.is_remote(folder):
@@ -128,7 +124,7 @@ def _is_left_out(name: str, folder: str | Path) -> bool:
     """Return whether a subfolder of `folder` is left out. Refuse the log of a Delta table: only it lists the table's files."""
     if name == "_delta_log":
         raise CorpusFileError(f"{folder}: is a Delta table, which may have files of old versions. Write new Parquet files.")
-    return name.startswith(_HIDDEN)
+    return name.startswith((".", "_"))  # as in Arrow and Spark
 
 
 def _files_with_data(paths: Sequence[str]) -> list[str]:

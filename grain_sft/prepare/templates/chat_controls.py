@@ -131,9 +131,8 @@ class Disguise:
         if isinstance(value, str):
             return replaced(value)
         if isinstance(value, dict):
-            return {
-                key if key in self._kept_keys else replaced(key): self._disguised(item, replaced) for key, item in value.items()
-            }
+            kept = self._kept_keys
+            return {key if key in kept else replaced(key): self._disguised(item, replaced) for key, item in value.items()}
         return [self._disguised(item, replaced) for item in value] if isinstance(value, list | tuple) else value
 
     def _replaced(self, text: str) -> str:

@@ -18,7 +18,6 @@ Spans = list[tuple[int, int]]
 
 # Markup that templates write around turns, as special tokens or as ordinary text.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
-_OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
 
 class ChatTemplate:
@@ -124,7 +123,7 @@ class ChatTemplate:
         user, other, assistant = unused_characters(3, self.source)
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         two_turns = [*one_turn, {"role": "user", "content": other}, {"role": "assistant", "content": other}]
-        ends = {*_OTHER_ENDS, *self._eos, self._token_after(assistant, one_turn)}
+        ends = {"<|eom_id|>", *self._eos, self._token_after(assistant, one_turn)}  # Llama 3 ends calls with <|eom_id|>
         after_earlier_turn = self._token_after(assistant, two_turns)
         if after_earlier_turn == self._token_after(user, two_turns):
             ends.add(after_earlier_turn)

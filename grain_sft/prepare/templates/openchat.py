@@ -12,8 +12,6 @@ from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
 
-END_OF_TURN = "<|end_of_turn|>"
-
 _PREFIXES: Mapping[str, str] = {"user": "User:", "assistant": "Assistant:"}
 _WEIGHTS: Mapping[str, float] = {"user": 0.0, "assistant": 1.0}
 
@@ -30,14 +28,14 @@ class OpenChat(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        (self._end,) = self.ids_of([END_OF_TURN])
+        (self._end,) = self.ids_of(["<|end_of_turn|>"])
         self._bos = list(tokenizer.empty_ids)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
         system, messages = conversation.system, conversation.messages
-        if system is None and messages[0].role == "system":
+        if messages[0].role == "system":  # then the record has no other system text
             if messages[0].weight:
                 raise RecordError("messages[0].weight: a system text takes no loss in template openchat. Give 0.")
             system, messages = messages[0].content, messages[1:]

@@ -94,13 +94,12 @@ class Template(abc.ABC):
         if first != DOCUMENT and DOCUMENT in self.roles:
             raise RecordError(f"is a conversation; template {self.name} renders plain documents. Give --template hf.")
         for index, message in enumerate(conversation.messages):
-            where = f"messages[{index}]"
-            if message.role not in self.roles:
-                roles = ", ".join(self.roles)
-                raise RecordError(f"{where}.role: {message.role!r}; template {self.name} expects one of {roles}.")
+            where, role = f"messages[{index}]", message.role
+            if role not in self.roles:
+                raise RecordError(f"{where}.role: {role!r}; template {self.name} expects one of {', '.join(self.roles)}.")
             self.special.check(message.content, f"{where}.content")
             self.special.check(message.extra, where)
-        if conversation.system is not None and first == "system":
+        if conversation.system and first == "system":
             raise RecordError("system: the record has a system text, and a message of the role 'system'. Remove one.")
         for where in ("system", "condition", "tools"):
             self.special.check(getattr(conversation, where), where)
@@ -121,7 +120,7 @@ class Template(abc.ABC):
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
             raise RecordError(f"messages: no message has the role {roles}, so no token takes loss. Remove the record.")
-        return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
+        return [is_learned and message.weight != 0 for is_learned, message in zip(learned, conversation.messages, strict=True)]
 
     def refuse_calls(self, conversation: Conversation, rendered: str = "") -> None:
         """Refuse a conversation with tools, tool calls or thoughts, unless they are under the key `rendered`."""

@@ -20,19 +20,15 @@ WRONG_JSON = [
     (b'{"a" 1}', ["column 6", "'1}'"]),
     (b"", ["column 1"]),
     (b"{'a': 1}", ["column 2"]),
-    (b'{"a": "\x01"}', ["column 8"]),
-    (rb'{"a": "\x41"}', ["column 8"]),
+    *((line, ["column 8"]) for line in (b'{"a": "\x01"}', rb'{"a": "\x41"}')),
     (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
     (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' is repeated"]),
-    (b'{"a": NaN}', ["NaN"]),
-    (b'{"a": -Infinity}', ["-Infinity"]),
-    (b'{"a": 1e999}', ["1e999"]),
+    *((b'{"a": %b}' % number.encode(), [number]) for number in ("NaN", "-Infinity", "1e999")),
     (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
     (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
     (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
     (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
-    (b"[" * 100_000, ["nested too deep"]),
-    (b"[" * 65 + b"]" * 65, ["nested too deep"]),
+    *((line, ["nested too deep"]) for line in (b"[" * 100_000, b"[" * 65 + b"]" * 65)),
 ]
 
 

@@ -156,6 +156,8 @@ def test_openchat_begins_with_bos_and_adds_the_condition_to_records_without_one(
     assert rendered.loss.dtype == np.float32
     own = render_one(tokenizer, "openchat", {**record, "condition": "Own"}, condition=condition)
     assert "Own Assistant:" in tokenizer.decode(own.tokens.tolist())
+    empty = render_one(tokenizer, "openchat", chat(("system", "s"), ("assistant", "a"), system=""))
+    assert empty.tokens.tolist() == render_one(tokenizer, "openchat", chat(("assistant", "a"), system="s")).tokens.tolist()
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "llama"])  # llama's decoder adds spaces
@@ -164,7 +166,7 @@ def test_a_system_prompt_is_added_only_to_conversations_without_one(name, tmp_pa
     for record, expected in (
         (chat(*turns), "Default."),
         (chat(*turns, system="Own."), "Own."),
-        (chat(("system", "First."), *turns), "First."),
+        (chat(("system", "First."), *turns, system=""), "First."),
     ):
         tokens = render_one(tokenizer, "episode", record, system_prompt="Default.").tokens.tolist()
         text = tokenizer.decode(tokens)
