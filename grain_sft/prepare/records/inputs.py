@@ -56,6 +56,8 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
     lock = threading.Lock()
 
     def describe(number: int) -> Input:
+        """Return the input of one file, with its parts."""
+
         def report(position: int) -> None:
             bytes_read[number] = position
             if progress is not None:
