@@ -191,9 +191,9 @@ def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[i
     weights = dict(planned)
     changes = [(begin + entry["step"], 0, entry.get("weights") or {}) for entry in stage["sampler"].get("schedule", ())]
     # an amendment that also names other sources does not apply to the stage
-    changes += [(max(begin, at), 1, given) for at, given in amended if given.keys() <= planned.keys()]
-    for at, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
-        if at <= step:
+    changes += [(max(begin, since), 1, given) for since, given in amended if given.keys() <= planned.keys()]
+    for since, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
+        if since <= step:
             # if an entry repeats the schedule's last weight, an amendment stays in force, as in `Mixture.reweighted`
             weights |= {name: weight for name, weight in given.items() if is_amendment or weight != planned[name]}
             planned |= {} if is_amendment else given

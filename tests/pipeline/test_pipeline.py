@@ -278,7 +278,6 @@ def test_the_error_names_parts_that_do_not_fit_together(source):
         ("59 rows, but the source has 60", lambda: Pipeline(source, fewer, [ShiftTargets()])),
         ("not a grain.transforms.Map.*Remove a Batch", lambda: Pipeline(source, sampler, [grain.transforms.Batch(4)])),
         (r"Shift\w+ is a class. .* Write ShiftTargets\(\)\.", lambda: pipeline(source, transforms=[ShiftTargets])),
-        (r"transforms is Shift.*a list, such as \[ShiftTargets\(\)", lambda: Pipeline(source, sampler, ShiftTargets())),
         (r"schedule is 5 .*a list of pairs \(step, global_batch_size\)", lambda: pipeline(source, schedule=5)),
     ):
         with pytest.raises(GrainSftError, match=message):

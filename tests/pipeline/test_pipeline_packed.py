@@ -10,7 +10,7 @@ import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import LayoutError, PipelineError, RowIndexError, WrongTypeError
 from grain_sft.observers import Observer
-from grain_sft.pipeline import Stage, StagedPipeline
+from grain_sft.pipeline import Amendment, Stage, StagedPipeline
 from grain_sft.source import MixtureSource
 from grain_sft.storage import RemoteOptions
 
@@ -102,7 +102,7 @@ def test_an_evaluation_reads_every_row_once_and_fills_its_last_batch_with_paddin
 
 
 def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source):
-    layout, sampler = source.layout, pipeline(source).sampler
+    layout, sampler, skip = source.layout, pipeline(source).sampler, Amendment(0, skip=1)
     for message, make in (
         (r"layout is Corpus.*expected a layout, such as WindowLayout", lambda: NpyDataSource(layout.corpus)),
         (r"source is \w+Layout.*expected NpyDataSource\(layout\)", lambda: Pipeline(layout, sampler)),
@@ -116,6 +116,7 @@ def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source
         (r"sources: an item is \w+Layout.*expected an object of RowSource", lambda: MixtureSource({"a": layout})),
         (r"slots=\[0\.5\]: expected a sequence of integers", lambda: Pipeline(source, sampler).read(0, [0.5])),
         (r"amendments is 5.*expected a list", lambda: Stage(source, sampler, amendments=5)),
+        ("has 0 items, but the run has 1", lambda: StagedPipeline([Stage(source, sampler, amendments=[])], amendments=[skip])),
         (r"transforms is 5.*expected a list", lambda: Stage(source, sampler, 5)),
         (r"other is None.*expected the `parts`", lambda: Pipeline(source, sampler).receipt.differences(None)),
         (r"before is 'x'.*expected a step", lambda: Pipeline(source, sampler).receipt.differences({}, "x")),

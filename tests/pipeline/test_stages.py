@@ -12,7 +12,6 @@ from batches import assert_one_run, assert_same, load, sections, write_config
 
 from grain_sft import Host
 from grain_sft.errors import ConfigError, GrainSftError, PipelineError, SamplerError
-from grain_sft.pipeline import Amendment, Stage, StagedPipeline
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.verify import verify
 from grain_sft.view import view_rows
@@ -204,7 +203,3 @@ def test_a_step_or_source_that_a_run_of_stages_does_not_have_is_refused(config):
             read(99999999)
     with pytest.raises(PipelineError, match=r"each stage of a run has its own. Take pipeline.at\(step\).source"):
         _ = pipeline.source
-    first = pipeline.stages[0]
-    stage = Stage(first.source, first.planned_sampler, steps=2, amendments=[])
-    with pytest.raises(PipelineError, match="amendments has 0 items, but the run has 1"):
-        StagedPipeline([stage], amendments=[Amendment(0, skip=1)])

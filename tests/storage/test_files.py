@@ -80,9 +80,8 @@ def test_writing_where_no_file_can_be_is_a_storage_error(tmp_path, target):
 
 @pytest.mark.parametrize("folder", ["gs://bucket/c", "gs://bucket/c/", "/c/", "/"])
 def test_an_output_that_is_a_folder_of_inputs_is_refused(folder):
-    path = f"{folder.rstrip('/')}/a.npy"
     with pytest.raises(StorageError, match="is an input, which the output"):
-        files.check_inputs_stay(folder, [path])
+        files.check_inputs_stay(folder, [f"{folder.rstrip('/')}/a.npy"])
 
 
 def test_paths_with_a_tilde_and_file_urls_are_written_to_local_files(tmp_path, monkeypatch):
