@@ -160,7 +160,8 @@ def _weights_to_restate(
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
     latest amendment, whatever the schedule of an earlier stage has set since. The added amendments keep the weights that the
-    config has without the division. `entries` are `amendments` and those that were added before. An example of one source:
+    config has without the division. `stages` are as `_stages_of` yields them. `entries` are `amendments` and those that were
+    added before. An example of one source:
 
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2

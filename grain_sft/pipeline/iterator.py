@@ -61,6 +61,7 @@ class PipelineIterator(StepIterator[Element]):
             steps = StepDataset(self.pipeline, step).to_iter_dataset(options).mp_prefetch(processes)
             source = self._from_workers = workers.InOrder(steps, step)
             of_source: dict[str, Any] = {"close": source.close, "check": source.check}
+            # one thread takes the batches in order; the workers make them ahead
             return ReadAhead(source.next, **bounds, **of_source, ahead=1, threads=1, name="grain_sft-take")
         make = functools.partial(make_batch, self.pipeline)
         return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
