@@ -3,7 +3,7 @@
 Module `run` makes the corpus with module `corpus`. It runs module `train` in other processes, and compares their records.
 """
 
-from grain_sft.demo.corpus import Entry, docstrings
+from grain_sft.demo.corpus import docstrings
 from grain_sft.demo.run import run_demo
 
-__all__ = ["Entry", "docstrings", "run_demo"]
+__all__ = ["docstrings", "run_demo"]

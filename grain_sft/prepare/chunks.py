@@ -10,7 +10,6 @@ A chunk has the documents of one group of units. A unit is a few MiB of an input
 """
 
 import collections
-import concurrent.futures
 import dataclasses
 import itertools
 import json
@@ -22,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import StorageError
-from grain_sft.storage import files
+from grain_sft.storage import files, in_threads
 
 RECORD = np.dtype(
     [
@@ -176,7 +175,6 @@ class Chunks:
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
-        """Yield `read(number)` for each number, in order. Up to `AT_ONCE` calls run concurrently."""
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
-            for start in range(0, len(numbers), AT_ONCE):
-                yield from threads.map(read, numbers[start : start + AT_ONCE])
+        """Yield `read(number)` for each number, in order. At most `AT_ONCE` results are in memory."""
+        for start in range(0, len(numbers), AT_ONCE):
+            yield from in_threads(read, numbers[start : start + AT_ONCE], threads=AT_ONCE)

@@ -13,7 +13,7 @@ from grain_sft.corpus import Corpus, TokenDtype, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.layout import corpus_documents_named
 from grain_sft.prepare.documents import Documents, Ids, Reader
-from grain_sft.prepare.job import finish, reported, write_tasks
+from grain_sft.prepare.job import finish, run_steps, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request
 from grain_sft.prepare.target import MANIFEST, Target, read_object
 from grain_sft.prepare.tokenizers import load_tokenizer
@@ -72,7 +72,7 @@ def convert(
     target.check_writable()
     splits = _open(where, writer, dtype=dtype, eos_token_id=eos_token_id)
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
-    documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
+    documents = _CorpusDocuments(where, splits, keep_empty=writer.holds_empty, without=without)
     description, tokenizer_files = _tokenizer(where, tokenizer, documents)
     request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
     identity = documents.identity(request, description, writer.code)
@@ -81,7 +81,7 @@ def convert(
         plan = documents.plan(target.stage, request, description)
         with target.discarded_if_refused():
             tasks = writer.tasks_of(plan)
-            reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
+            run_steps("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
 
     return target.produce(identity, make, overwrite=overwrite)
@@ -106,11 +106,13 @@ def _manifest(where: str) -> dict[str, Any]:
     return read_object(path) if files.exists(path) else {}
 
 
-class _Splits(Documents):
+class _CorpusDocuments(Documents):
     """Documents of the corpus at path `where`. Part 0 is the split train, and part 1 the split val.
 
     Attributes:
       corpora: Corpus of each part.
+      source_names: Names of the sources of all parts.
+      first_sources: Index in `source_names` of the first source of each part.
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that `without` names.
       dropped: Number of empty documents that are left out because the new format can't hold them.
@@ -120,7 +122,10 @@ class _Splits(Documents):
         self.where = where
         self.corpora = list(corpora.values())
         self.manifest = _manifest(where)
-        self.source_names = corpora["train"].source_names or (where,)
+        names = [corpus.source_names or (where,) for corpus in self.corpora]
+        # the splits of one preparation have the same sources; other splits have sources of their own
+        self.source_names = names[0] if names[0] == names[-1] else (*names[0], *names[1])
+        self.first_sources = (0, len(self.source_names) - len(names[-1]))
         lengths = np.concatenate([corpus.documents.length for corpus in self.corpora])
         starts = np.concatenate([corpus.documents.start for corpus in self.corpora])
         firsts = np.cumsum([0, *(len(corpus.documents) for corpus in self.corpora)])
@@ -164,15 +169,15 @@ class _Splits(Documents):
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
-        """Read all documents, to count their tokens. Return the plan of the new corpus."""
+        """Return the plan of the new corpus. Read the loss of all documents, to count the tokens that take loss."""
         statistics, binary = {}, True
-        for name, ids in self.ids.items():
-            tokens = trainable = 0
-            for block in self.blocks(ids):
-                tokens += len(block.tokens)
-                trainable += int(np.count_nonzero(block.loss))
+        for (name, ids), corpus in zip(self.ids.items(), self.corpora, strict=True):
+            without_loss = 0
+            for block in self.blocks(ids) if corpus.has_loss else ():
+                without_loss += int(np.count_nonzero(block.loss == 0))
                 binary = binary and bool(((block.loss == 0) | (block.loss == 1)).all())
-            statistics[name] = SplitStatistics(len(ids), tokens, trainable)
+            tokens = int(self.lengths[ids].sum())
+            statistics[name] = SplitStatistics(len(ids), tokens, tokens - without_loss)
         masked = any(corpus.has_loss for corpus in self.corpora)
         return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
 
@@ -186,21 +191,19 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus has no sources, the fifth document of a split has the source (0, 5).
+        If a split has no sources, its fifth document has line 5 of the split's first source.
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
             numbers = ids - self.firsts[split]
             sources = self.corpora[split].sources
-            yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
+            pairs = np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
+            yield pairs + np.array([self.first_sources[split], 0])
 
 
 def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     """Return the corpora of the splits by name. Raise an error if they can't be converted."""
-    is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
-    train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
-    if train.num_documents is None:
-        raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
+    train = open_corpus(where, **options)
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Give a prefix, or a folder of prefixes.")
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))  # the split val in format openchat
@@ -214,7 +217,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     return splits
 
 
-def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _tokenizer(where: str, path: str | None, documents: _CorpusDocuments) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the description and files of the tokenizer at `path`; by default of the tokenizer in the corpus's folder.
 
     Without a tokenizer, make the description from the metadata and the highest id of the corpus.

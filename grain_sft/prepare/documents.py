@@ -24,7 +24,9 @@ BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks; they take 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Document numbers, int32 or int64, from 0 in the order of the inputs. Dropped documents have one, rejected records do not."""
+"""Numbers of documents, int32 or int64. The documents of all inputs are numbered from 0, in order. A dropped document has a
+number, too. A rejected record has none.
+"""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
 """Function of (start, tokens, loss) that fills both arrays from a part, beginning at the part's token `start`."""

@@ -147,7 +147,7 @@ class Job(Renderer):
         return SplitStatistics(len(ids), *totals.tolist())
 
 
-def reported(
+def run_steps(
     what: str,
     steps: Iterable[T],
     total: int,

@@ -29,7 +29,7 @@ BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
 
 Source = tuple[int, int]
-"""Number of a record's input, from 0, and of its line, element or row, from 1."""
+"""Place of a record: the number of its input, from 0, and the number of its line, element or row in the input, from 1."""
 
 _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
@@ -93,7 +93,7 @@ class Renderer:
 
     @functools.cached_property
     def code(self) -> dict[str, list[str]]:
-        """Text or code of the template, and code of the format, by name. Code of this package is left out."""
+        """Jinja text and hashes of the code of the template and the format, by name. The code of this package is left out."""
         template = list(filter(None, (self.template.jinja, code_sha256(self.template))))
         code = {f"template {self.request.template}": template, f"format {self.request.format}": self.format.code}
         return {name: hashes for name, hashes in code.items() if hashes}

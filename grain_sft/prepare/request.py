@@ -24,7 +24,7 @@ TEXT_OPTIONS = (
     "bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens", "fim_split_sample",
     "fim_fragment_rate", "fim_no_prefix",
 )  # fmt: skip
-"""Fields of `Request` that only the template `text`, for plain documents, reads."""
+"""Names of the options of template `text`, which renders plain documents. No other template reads these options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Dataset:
 
     Attributes:
       paths: Files, globs or folders.
-      amount: Number of records, such as "5000", or a factor with a point, such as "0.5". The factor "0.5" selects a random half
+      amount: Number of records, such as "5000", or a factor, which has a decimal point. The factor "0.5" selects a random half
         of the records. The factor "2.5" selects all records twice, and a random half of them once more.
     """
 
@@ -68,7 +68,7 @@ class TemplateOptions:
     fim_no_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
     def __post_init__(self) -> None:
-        declaration: Callable[..., Any] = type(self)
+        declaration: Callable[..., Any] = type(self)  # mypy does not accept a class as a hashable argument
         for name, option in options_of(declaration).items():
             check_name(name, getattr(self, name))
             try:

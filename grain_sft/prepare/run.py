@@ -10,7 +10,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import GrainSftError, PrepareError, RecordError
 from grain_sft.prepare.chunks import Contents
-from grain_sft.prepare.job import Job, reported
+from grain_sft.prepare.job import Job, run_steps
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import Request
@@ -71,11 +71,12 @@ def make_corpus(
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
     files.check_inputs_stay(target.output, (entry.path for entry in entries))
     files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
-    units = inputs.plan_units(entries)
-    total = sum(unit.size for unit in units)
-    units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)
-    scanned, placed = inputs.assemble(entries, units)
-    job = Job(request, scanned, target.output, inputs.grouped(scanned, placed))
+    planned_units = inputs.plan_units(entries)
+    total = sum(unit.size for unit in planned_units)
+    scan = runner.scan(entries, planned_units)
+    scanned_units = run_steps("Scanning the inputs", scan, total, progress, lambda unit: unit.size)
+    scanned_inputs, units = inputs.assemble(entries, scanned_units)
+    job = Job(request, scanned_inputs, target.output, inputs.grouped(scanned_inputs, units))
 
     def make() -> dict[str, Any]:
         """Render the groups that have no chunk, write the corpus, and return its manifest."""
@@ -83,17 +84,17 @@ def make_corpus(
         missing = [number for number, header in enumerate(headers) if header is None]
         done = total - sum(map(job.size_of, missing))
         try:
-            reported("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
+            run_steps("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
-            # Unfinished work blocks a corrected request, so work that no later run can use is discarded. After a RecordError,
-            # the same request would fail again. Without any chunk, a later run would render everything again.
+            # A corrected request is refused while the unfinished work of this request exists. So the work is discarded if it
+            # is of no use: the same request would fail again at a bad record, or no chunk was rendered yet.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()
             raise
         with target.discarded_if_refused():
             plan = job.plan()
             tasks = job.format.tasks_of(plan)
-        reported("Writing", runner.write(job, plan, tasks), len(tasks), progress)
+        run_steps("Writing", runner.write(job, plan, tasks), len(tasks), progress)
         return job.finish(plan)
 
     return target.produce(job.identity, make, overwrite=overwrite)
@@ -147,7 +148,10 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of a document's text. | marks a line with loss, . marks a line without loss, ⏎ marks a newline."""
+    """Yield the lines of the first 40 parts of a document. Loss begins or ends where a part ends.
+
+    "|" marks a line with loss, "." marks a line without loss, and "⏎" marks a newline of the text.
+    """
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

@@ -30,11 +30,9 @@ def select(ids: Ids, amount: str) -> Ids:
     if not len(ids) or target == len(ids):
         return ids
     repeats, num_random = divmod(target, len(ids))
+    chosen = np.random.RandomState(SELECT_SEED).choice(len(ids), size=num_random, replace=False)
     try:
-        parts = [ids] * repeats
-        if num_random:
-            parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=num_random, replace=False)])
-        return np.concatenate(parts) if parts else ids[:0]
+        return np.concatenate([*[ids] * repeats, ids[chosen]])
     except (MemoryError, OverflowError) as error:
         raise PrepareError(f"amount {amount}: too many documents for the memory. Give a smaller amount.") from error
 

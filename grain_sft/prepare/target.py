@@ -103,6 +103,8 @@ class Target:
             if not self.remote and os.path.ismount(self.output):  # `_publish` could not rename a folder to it
                 raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
             files.check_writable(self.output, folder=True)
+            if not self.remote:  # the output may be an empty folder that can be written, unlike the folder above
+                files.check_writable(self.work, folder=True)
             self.finished({"key": ""}, overwrite=True)  # raises an error if the output has other files
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
@@ -252,8 +254,6 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity to compare. The inputs become a dict by path, or stay a list if a path occurs twice."""
-    inputs = identity.get("inputs") or []
-    by_path = {str(entry.get("path")): entry for entry in inputs}
-    inputs = by_path if len(by_path) == len(inputs) else inputs
+    """Return the parts of an identity to compare. The inputs are a dict by path."""
+    inputs = {str(entry.get("path")): entry for entry in identity.get("inputs") or []}
     return {name: identity.get(name) for name in ("request", "tokenizer", "code")} | {"inputs": inputs}

@@ -8,6 +8,7 @@ from typing import Any
 
 import sentencepiece
 
+from grain_sft.arguments import as_integer, check_choice
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import read_record
@@ -38,11 +39,14 @@ def train_tokenizer(
       lines: Texts, at most 4192 bytes each; SentencePiece ignores longer ones.
       vocab_size: Number of pieces of the model.
       special_tokens: Texts that become one piece each, such as "<|usr|>". The newline is always one piece.
-      model_type: Type of the model in SentencePiece, such as "bpe" or "unigram".
+      model_type: Type of the model in SentencePiece: "bpe", "unigram", "char" or "word".
 
     Raises:
-      PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8 or names a byte.
+      PrepareError: An argument has an invalid value, the lines have too little text for `vocab_size` pieces, or a special token
+        is not UTF-8 or names a byte.
     """
+    as_integer("vocab_size", vocab_size, 1, PrepareError)
+    check_choice("model_type", model_type, ("bpe", "unigram", "char", "word"), PrepareError)
     for token in special_tokens:
         check_name("special token", token)
         if re.fullmatch("<0x[0-9A-F]{2}>", token):

@@ -28,7 +28,7 @@ def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Eleme
 
     Only arrays whose shape begins with `shape`, which is [L] or [rows, L], are cut.
     """
-    cut = (*[slice(None)] * (len(shape) - 1), slice(count))
+    cut = (*[slice(None)] * (len(shape) - 1), slice(count))  # [:count] for [L], and [:, :count] for [rows, L]
     return {name: array[cut] if np.shape(array)[: len(shape)] == shape else array for name, array in element.items()}
 
 

@@ -96,9 +96,8 @@ class NgramFilter(grain.transforms.Map):
         """
         # `ShiftTargets.read` may call this method. The pipeline records only the transforms that it calls itself.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
-        rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
-        if segment_ids is not None and not self.count_padding:
-            segments = segment_ids.reshape(rows.shape)
+        rows = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
+        segments = None if segment_ids is None or self.count_padding else segment_ids.reshape(rows.shape)
         later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, self.repeats)
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # takes a third of the time of `np.nonzero`

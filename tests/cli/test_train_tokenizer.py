@@ -43,6 +43,9 @@ def test_no_text_and_impossible_special_tokens_are_refused():
     for texts, token, why in (([], "a", none), ([""], "a", none), (WORDS, "<\udcff>", name), (WORDS, "<0x4A>", byte)):
         with pytest.raises(PrepareError, match=why):
             train_tokenizer(texts, 400, [token])
+    for size, kind, why in ((0, "bpe", "vocab_size=0"), (None, "bpe", "vocab_size=None"), (400, "x", "model_type='x'")):
+        with pytest.raises(PrepareError, match=f"{why}: expected"):
+            train_tokenizer(WORDS, size, model_type=kind)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])

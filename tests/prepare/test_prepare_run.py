@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -218,6 +219,15 @@ IMPOSSIBLE_OUTPUTS = [
 def test_an_output_that_cannot_be_made_is_refused(output: str, expected: str, place: Place) -> None:
     assert expected in place.fails(place.command(place.request(), name=output))
     assert place.names() == ["in"]
+
+
+def test_a_folder_above_the_output_that_cannot_be_written_is_noticed_before_the_scan(place: Place, monkeypatch) -> None:
+    place.out.mkdir()
+    probe = tempfile.TemporaryFile
+    missing = os.fspath(place.folder / "missing")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: probe(dir=missing if dir == str(place.folder) else dir))
+    monkeypatch.setattr(inputs, "list_inputs", None)
+    assert f"can't be written: {place.folder}: " in place.fails(place.command(place.request()))
 
 
 def test_an_output_that_is_a_link_to_an_empty_folder_stays_a_link(place: Place) -> None:

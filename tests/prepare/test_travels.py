@@ -86,6 +86,16 @@ def test_a_split_without_its_manifest_is_converted_with_its_own_source_names(fol
         convert(train, tmp_path / "other", "episodes")
 
 
+def test_a_val_split_of_another_preparation_keeps_its_own_sources(folder, tmp_path):
+    metadata = json.loads((folder / "episodes/val/corpus.json").read_text())
+    shutil.copytree(folder / "episodes", tmp_path / "in")
+    (tmp_path / "in/val/corpus.json").write_text(json.dumps({**metadata, "source_names": ["other.jsonl"]}))
+    convert(tmp_path / "in", tmp_path / "out", "olmo")
+    train, val = (grain_sft.open_corpus(tmp_path / "out" / split) for split in ("train", "val"))
+    assert train.source_names == val.source_names == (str(folder / "chats.jsonl"), "other.jsonl")
+    assert set(train.sources[:, 0]) == {0} and set(val.sources[:, 0]) == {1}
+
+
 def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
     path = shutil.copytree(folder / "olmo" / "train", tmp_path / "train") / "corpus.json"
     metadata = json.loads(path.read_text())

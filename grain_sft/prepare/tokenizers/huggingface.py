@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def renamed(spelling: str) -> str:
     return f"{_GUARD}{spelling}{_GUARD}"
 
 
-def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
+def _rename_tokens(content: dict[str, Any], special: Set[str]) -> None:
     """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids."""
 
     def name_of(piece: str) -> str:
@@ -234,7 +234,7 @@ def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
     def is_kept(merge: Any) -> bool:
         """Return False if a part or the result of a merge is a renamed token."""
         parts = merge.split(" ") if isinstance(merge, str) else merge
-        return not ("".join(parts) in special or any(part in special for part in parts))
+        return special.isdisjoint(["".join(parts), *parts])
 
     for token in content.get("added_tokens", []):
         if token["content"] in special:

@@ -4,10 +4,11 @@ The tokenizers library keeps about 400 bytes for each token until the whole text
 text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
 Because the library encodes each word alone, the pieces have the ids of the whole text if:
 
-- The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
+- Each normalizer depends only on a character and its combining marks. No normalizer strips or adds spaces.
 - The pre-tokenizer splits the uncut text at each cut. Its patterns consist of `_ALTERNATIVES`. No alternative matches both the
-  letter before a cut and the space after it. No alternative has a lookbehind. Only alternatives for spaces have a lookahead.
-  One pattern matches all spaces, and all Han letters or all stops. No step turns spaces into letters before it.
+  letter before a cut and the space or stop after it. No alternative has a lookbehind. Only alternatives for spaces have a
+  lookahead. At least one pattern matches all spaces, and all Han letters or all stops, so a match begins or ends at each cut.
+  No step before this pattern turns spaces into letters.
 - The pre-tokenizer adds nothing at the cut. With `add_prefix_space`, texts are cut only before spaces.
 - No added token contains a letter and then a space, ends in a letter and takes the spaces after it (`rstrip`), or begins with
   a space that must not follow a letter (`single_word`).

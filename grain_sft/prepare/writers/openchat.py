@@ -60,9 +60,10 @@ def write(plan: Plan, task: Task) -> None:
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
     """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
     starts = np.cumsum(block.lengths) - block.lengths
-    # the appended weight is for an empty document at the end, which starts after the last token
-    weights = np.append(block.loss.astype("<f4"), np.float32(0))
-    return np.where(block.lengths > 0, weights[starts], np.float32(0))
+    has_tokens = block.lengths > 0
+    weights = np.zeros(len(starts), "<f4")
+    weights[has_tokens] = block.loss[starts[has_tokens]]
+    return weights
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:

@@ -127,7 +127,7 @@ class Plan:
         for split in self.splits:
             self.write_json(f"{split}/{SPLIT}", self.metadata(split, *special))
 
-    def write_sources(self, name: Callable[[str], str] = "{}/sources.bin".format) -> None:
+    def write_sources(self, name: Callable[[str], str]) -> None:
         """Write the sources of each split, int64 little-endian pairs (input, line), to the file `name(split)`."""
         for split, ids in self.splits.items():
             with files.atomic_write(self.path(name(split)), "wb") as file:
@@ -175,16 +175,22 @@ class Format:
         return list(dict.fromkeys(filter(None, hashes)))
 
     def errors_of(self, function: str, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that turns exceptions of another package's `function` of the format `name` into PrepareErrors."""
-        where, ours = f"format {name}: {function}", is_ours(getattr(self, function))
-        return contextlib.nullcontext() if ours else entry_errors(PrepareError, where, "Fix its code.")
+        """Return a context for a call of the attribute `function`. Exceptions of another package become PrepareErrors.
+
+        `name` is the name of the format.
+        """
+        if is_ours(getattr(self, function)):
+            return contextlib.nullcontext()
+        return entry_errors(PrepareError, f"format {name}: {function}", "Fix its code.")
 
     def divided(self, ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
         """Return the result of `rule`. If it is of another package, check that each kept document is in one split."""
+        if is_ours(self.rule):
+            return self.rule(ids, kept, request)
         with self.errors_of("rule", request.format):
             splits = dict(self.rule(ids, kept, request) or {})
-            found = ids[kept] if is_ours(self.rule) else np.concatenate([[], *splits.values()])
-            is_whole = is_ours(self.rule) or np.array_equal(np.sort(found), np.sort(ids[kept]))
+            found = np.concatenate([[], *splits.values()])
+            is_whole = np.array_equal(np.sort(found), np.sort(ids[kept]))
         if not is_whole or {*splits} - {"val"} != {"train"}:
             problem = f"rule put {len(found)} documents in the splits {list(splits)}"
             expected = f"each of the {int(kept.sum())} documents once in 'train' or 'val'"
@@ -213,7 +219,8 @@ class Format:
 
     def finish_written(self, plan: Plan) -> None:
         """Call `finish`. If `write` is of another package, check that the files of all splits exist."""
-        name, splits = plan.request.format, () if is_ours(self.write) else plan.splits
+        name = plan.request.format
+        splits = () if is_ours(self.write) else plan.splits  # the splits to check
         if splits and not files.glob(plan.path("*")):
             raise PrepareError(f"format {name}: write wrote no file below {plan.folder}. Fix its code.")
         with self.errors_of("finish", name):

@@ -75,7 +75,6 @@ def _link(plan: Plan, split: str) -> None:
         return
     folder = Path(plan.path(split))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for suffix, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
             link = folder / f"{SHARD}{suffix}"
             link.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def test_masks_blends_and_unknown_ends_of_documents_are_not_converted(tmp_path: 
     with pytest.raises(CorpusError, match="weights of a blend are not converted"):
         convert(f"1 {one} 2 {one}", tmp_path / "out", "olmo")
     np.arange(9, dtype=np.uint32).tofile(tmp_path / "x.npy")
-    with pytest.raises(CorpusError, match="the ends of documents are unknown"):
+    with pytest.raises(CorpusError, match=r"x\.npy: no file states where documents end\. Give eos_token_id"):
         convert(tmp_path / "x.npy", tmp_path / "out", "megatron")
     assert not (tmp_path / "out").exists()
     dropped = convert(tmp_path / "x.npy", tmp_path / "out", "megatron", eos_token_id=5)["dropped"]
