@@ -102,10 +102,17 @@ class Chat(Template):
         # tuples of (what may be ignored, messages that lack or change it, tools, fix)
         changed = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in unread_keys]
         changed.append(("tools", messages, None, unread("tools")))
-        for index, message in enumerate(messages):
-            if message["role"] in _OFTEN_LEFT_OUT and message.get("content"):
-                replaced = [*messages[:index], {**message, "content": f".{message['content']}."}, *messages[index + 1 :]]
-                changed.append((message["role"], replaced, tools, f"{RENDER_IT} Or remove the messages of this role."))
+        # one rendering with marked contents shows which of them the template writes; the others are checked one by one
+        marked, marks = list(messages), Marks(messages, tools, self._chat.source)
+        often_left_out = [i for i, each in enumerate(messages) if each["role"] in _OFTEN_LEFT_OUT and each.get("content")]
+        for index in often_left_out:
+            mark = marks.mark(index)
+            marked[index] = {**messages[index], "content": f"{mark}{messages[index]['content']}{mark}"}
+        written = marks.pattern.findall(self._chat.attempt(marked, tools) or "") if often_left_out else []
+        for index in often_left_out:
+            if str(index) not in written:
+                replaced = [*messages[:index], marked[index], *messages[index + 1 :]]
+                changed.append((messages[index]["role"], replaced, tools, f"{RENDER_IT} Or remove the messages of this role."))
         for what, others, other_tools, fix in changed:
             if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")
