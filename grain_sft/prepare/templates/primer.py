@@ -5,7 +5,7 @@ primer specification of niels_gpt.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from grain_sft.corpus import IGNORED
 from grain_sft.errors import RecordError
@@ -45,14 +45,23 @@ class Primer(PiecesTemplate):
         return pieces
 
 
+class PrimerTokenizer(Protocol):
+    """Methods that `render_chat_sft` needs of a tokenizer."""
+
+    def encode(self, text: str, /) -> Sequence[int]:
+        """Return the ids of an ordinary text."""
+
+    def special_token_ids(self) -> Mapping[str, int]:
+        """Return the ids of "sys", "usr", "asst" and "eot" by name."""
+
+
 def render_chat_sft(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_final_eot: bool = True
+    tokenizer: PrimerTokenizer, messages: Sequence[Mapping[str, Any]], *, add_final_eot: bool = True
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a conversation, and a label for each token: the id, or -100 if the token takes no loss.
 
     Args:
-      tokenizer: Object with two methods. `encode(text)` returns the ids of an ordinary text, and `special_token_ids()` returns
-        the ids of "sys", "usr", "asst" and "eot" by name.
+      tokenizer: Tokenizer of the contents.
       messages: Messages with the keys `role` and `content`.
       add_final_eot: Whether the last message ends with `<|eot|>`.
 
