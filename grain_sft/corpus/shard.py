@@ -10,7 +10,7 @@ from grain_sft.corpus.array_file import dtype_code, scan_array
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import Count, FileStamp
+from grain_sft.storage import Count, FileStamp, file_stamp
 from grain_sft.types import Array, Ints
 
 Dtype = np.dtype[np.unsignedinteger]
@@ -62,8 +62,7 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):
         problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
         raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
-    if array.first.startswith(b"version https://git-lfs"):
-        raise CorpusError(f"{path}: is a pointer of Git LFS, not the token file. Fetch the file: git lfs pull.")
+    file_stamp.refuse_pointer(path, array.first)
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a file without a header

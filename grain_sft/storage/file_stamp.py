@@ -15,6 +15,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 DIGEST_BYTES = 4096  # bytes that are hashed at the start of a file's data, and at its end
 MOST_HEADER_BYTES = 10_000  # longest header of a .npy file, as in `numpy.load`
 
+LFS_POINTER = b"version https://git-lfs"
+"""First bytes of a pointer of Git LFS, a small text file in place of a large file that is not fetched yet."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FileStamp:
@@ -43,6 +46,12 @@ def describe(path: str, data_offset: int = 0) -> FileStamp:
         head = files.read_range(path, data_offset, data_offset + DIGEST_BYTES, version=version)
     tail = files.read_range(path, max(data_offset, size - DIGEST_BYTES), size, version=version)
     return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), data_offset, version)
+
+
+def refuse_pointer(path: str, head: bytes) -> None:
+    """Raise a CorpusFileError if a file, whose first bytes are `head`, is a pointer of Git LFS."""
+    if head.startswith(LFS_POINTER):
+        raise CorpusFileError(f"{path}: is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull.")
 
 
 def read_whole(stored: FileStamp) -> bytes:

@@ -18,7 +18,7 @@ from grain_sft.prepare.records import array_record_file, arrow_file, decompressi
 from grain_sft.prepare.records.strict_json import check_name, decoded
 from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit, check_digest, read_exactly
 from grain_sft.progress import Progress
-from grain_sft.storage import files, in_threads
+from grain_sft.storage import file_stamp, files, in_threads
 
 MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; most parts of other files have at least 8 MiB
 MANY_BLOCKS = 1024  # a file of plain lines of up to 1 GiB has units of 1 MiB; a file of up to 2 GiB, of 2 MiB; and so on
@@ -228,8 +228,7 @@ def _size(path: str) -> int:
 def _describe(dataset: int, path: str, size: int, report: ReadReport) -> tuple[Input, Iterable[Part]]:
     """Return a file without its parts, and the parts. A file of JSON or text is read while its parts are iterated over."""
     head = files.read_range(path, 0, min(size, 32))
-    if head.startswith(b"version https://git-lfs"):
-        raise CorpusFileError(f"{path}: is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull.")
+    file_stamp.refuse_pointer(path, head)
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
             row_parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, report)

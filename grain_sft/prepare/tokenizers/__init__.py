@@ -11,7 +11,7 @@ from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
 from grain_sft.prepare.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from grain_sft.prepare.tokenizers.tiktoken_file import TiktokenTokenizer
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, Tokenizer
-from grain_sft.storage import files
+from grain_sft.storage import file_stamp, files
 
 __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
 
@@ -25,7 +25,7 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")  # line of a tikto
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"  # beginning of a JSON object, perhaps after a byte order mark
 _MISTAKES = (
     (rb"\s*\Z", "an empty file. Download it again."),
-    (rb"version https://git-lfs", "a pointer of Git LFS. Run `git lfs pull` where it came from."),
+    (file_stamp.LFS_POINTER, "a pointer of Git LFS. Run `git lfs pull` where it came from."),
     (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|PK\x03\x04", "a compressed file. Decompress it, or unpack the archive."),
     (rb"(?i:\s*<(?:!DOCTYPE|html))", "an HTML page. Download the file itself."),
     (rb"#version", "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
