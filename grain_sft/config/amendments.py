@@ -120,18 +120,7 @@ def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]
     if kind != "withdraw":
         changes = {"skip": section.get("steps", 0), "reweight": section.get("weights", {})}
         return [Amendment(section["from"], **changes)] * len(layouts)
-    names = [section["documents"]] if isinstance(section["documents"], int | str) else section["documents"]
-    for name in names:
-        _check_source(getattr(name, "name", str(name)), layouts)
-    documents_of_stages = documents_named_in(layouts, names)
+    documents_of_stages = documents_named_in(layouts, section["documents"])
     if not any(map(len, documents_of_stages)):  # without a document, `Amendment` raises a PipelineError
         return [Amendment(section["from"], withdraw=documents_of_stages[0])]
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in documents_of_stages]
-
-
-def _check_source(name: str, layouts: Sequence[Layout]) -> None:
-    """Refuse the name of a source, or SOURCE:NUMBER, if the source has other files in other stages, as after a `replace`."""
-    for source in filter(None, (name, name.rpartition(":")[0])):
-        parts = [layout.parts[source] for layout in layouts if source in layout.parts]
-        if len({tuple(shard.path for shard in part.corpus.shards) for part in parts}) > 1:
-            raise ConfigError(f"withdraw {name!r}: stages read different files as {source!r}. Give the documents' numbers.")

@@ -47,19 +47,26 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
     number that is too high is also returned. A check would count the documents, which may read all tokens.
 
     Raises:
-      RowIndexError: A name is none of these, or no document of the run was made of a named record.
+      RowIndexError: A name is none of these, no document of the run was made of a named record, or stages read different files
+        as a named source.
       CorpusError, CorpusFileError: Documents or files cannot be read, or a name fits several inputs.
     """
     run = RunDocuments(layouts)
-    numbers = run_documents_named(run, named)
+    numbers = run_documents_named(run, named, refuse_replaced=True)
     return [run.within(layout, numbers) for layout in layouts]
 
 
-def run_documents_named(run: RunDocuments, named: Named) -> Ints:
-    """Return the numbers of the named documents in a run, int64 [n], ascending. See `documents_named_in`."""
+def run_documents_named(run: RunDocuments, named: Named, *, refuse_replaced: bool = False) -> Ints:
+    """Return the numbers of the named documents in a run, int64 [n], ascending. See `documents_named_in`.
+
+    If stages read different files as a source, the source's name means the documents of all these files. With
+    `refuse_replaced`, such a name is refused.
+    """
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
     def find(name: str) -> Ints | None:
+        if refuse_replaced:
+            _check_source(name, run.layouts)
         found = [_in_layout(layout, of_parts, name) for layout, of_parts in zip(run.layouts, inputs, strict=True)]
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
@@ -162,6 +169,14 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
 
     add([named] if isinstance(named, int | str) else named)
     return np.array(numbers, np.int64), np.concatenate(of_names)
+
+
+def _check_source(name: str, layouts: Sequence[Layout]) -> None:
+    """Refuse the name of a source, or SOURCE:NUMBER, if the source has other files in other stages, as after a `replace`."""
+    for source in filter(None, (name, name.rpartition(":")[0])):
+        parts = [layout.parts[source] for layout in layouts if source in layout.parts]
+        if len({tuple(shard.path for shard in part.corpus.shards) for part in parts}) > 1:
+            raise RowIndexError(f"withdraw {name!r}: stages read different files as {source!r}. Give the documents' numbers.")
 
 
 def _is_number(text: str) -> bool:

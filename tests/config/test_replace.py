@@ -176,8 +176,11 @@ def test_the_audit_the_receipt_the_trace_and_checkpoints_record_the_replacement(
         checkpoint.resume_step(checkpoint.data_state(changed, 8), plain)
 
 
-def test_a_wrong_replacement_is_refused(paths):
-    gone = {"withdraw": {"from": 2, "documents": ["b:17"]}}  # of the old or of the new files?
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_wrong_replacement_is_refused(paths, listed, tmp_path):
+    (tmp_path / "list.txt").write_text("b:17")
+    named = str(tmp_path / "list.txt") if listed else "b:17"
+    gone = {"withdraw": {"from": 2, "documents": [named]}}  # of the old or of the new files?
     for section, message in (
         ({"source": "b", "path": paths["new"]}, "withdraw 'b:17': stages read different files as 'b'"),
         ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
