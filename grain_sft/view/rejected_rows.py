@@ -15,38 +15,39 @@ _EXAMPLE_TOKENS = 48  # maximum number of tokens in an example; a longer n-gram 
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return counts and examples of the rows of `steps` that the pipeline's `NgramFilter` rejects.
+    """Return counts and examples of the rows of `steps` that the pipeline's filters, such as `NgramFilter`, reject.
 
-    If the pipeline has no `NgramFilter`, `NgramFilter()` is used.
+    If the pipeline has no filter, `NgramFilter()` is used.
 
     Returns:
-      filter: repr of the filter.
-      used: Whether the pipeline has the filter.
+      filter: repr of each filter, joined with commas.
+      used: Whether the pipeline has a filter.
       rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
       examples: Up to 5 of the other rejected rows, as dicts of `step`, `instance` (the row's number), and the values of
         `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
-    ngram_filter = own_filters[0] if own_filters else NgramFilter()
+    filters = own_filters or [NgramFilter()]
     counts = {"rows": 0, "rejected": 0, "rejected_for_padding": 0}
     examples: list[dict[str, Any]] = []
     for step in steps:
         rows = pipeline.sampler.rows(step)
         rows = rows[rows != FILL_ROW]
         element = pipeline.source_at(step).read(rows)
-        failing = np.flatnonzero(ngram_filter.fails(element["tokens"], element["segment_ids"]))
+        failing = np.flatnonzero(np.any([each.fails(element["tokens"], element["segment_ids"]) for each in filters], axis=0))
         counts["rows"] += len(rows)
         counts["rejected"] += len(failing)
         for index in failing.tolist():
             tokens = element["tokens"][index].astype(np.int64)
             padding = element["segment_ids"][index] == 0
             tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # numbers that never repeat
-            if not ngram_filter.fails(tokens):
+            rejecting = [each for each in filters if each.fails(tokens)]
+            if not rejecting:
                 counts["rejected_for_padding"] += 1
             elif len(examples) < _MOST_EXAMPLES:
-                examples.append({"step": step, "instance": int(rows[index])} | _example(tokens, ngram_filter, texts))
-    return {"filter": repr(ngram_filter), "used": bool(own_filters), **counts, "examples": examples}
+                examples.append({"step": step, "instance": int(rows[index])} | _example(tokens, rejecting[0], texts))
+    return {"filter": ", ".join(map(repr, filters)), "used": bool(own_filters), **counts, "examples": examples}
 
 
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:

@@ -27,6 +27,9 @@ def test_a_filter_from_outside_is_reported_and_examples_end_where_the_repetition
     found = make_report(pipeline, TokenTexts(None))["filter"]
     assert (found["used"], found["rejected"]) == (True, 3)
     assert {each["text"] for each in found["examples"]} == {"·".join(["⟨7⟩"] * 34)}
+    pipeline = pipeline_of(layout, [Repetitive(), NgramFilter(count_padding=True)], global_batch_size=2, epochs=1)
+    two = make_report(pipeline, TokenTexts(None))["filter"]
+    assert (two["rejected"], two["rejected_for_padding"]) == (6, 3) and two["examples"] == found["examples"]
     stated = sections(tokens, 100, corpus=options, layout="padded", global_batch_size=2)
     stated["amendments"] = [{"withdraw": {"from": 0, "documents": [0, 2, 4]}}]
     found = make_report(load(write_config(tmp_path / "withdrawn.json", stated)), TokenTexts(None))["filter"]
