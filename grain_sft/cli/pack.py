@@ -65,7 +65,7 @@ def pack(parser: Parser) -> None:
     add("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help="packing algorithm (default: compare all)")
-    add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
+    add("--compare", action="store_true", help="also compare all algorithms and --algorithm, after its report")
     parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
     parser.add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
@@ -94,11 +94,11 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     corpus = open_paths(options.corpus, options)
     if options.output is not None:
         check_corpus_stays(options.output, corpus, options.corpus)
-    packing = values_of(options, PACKING)
+    packing = values_of(options, ("algorithm", *PACKING))
     figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:
         begin = time.perf_counter()
-        layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **packing)
+        layout = PackedLayout(corpus, options.sequence_length, **packing)
         figures["packing"] = _describe_packing(layout, time.perf_counter() - begin)
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options.sequence_length, packing)

@@ -108,23 +108,23 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
 
 
 def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`.
+    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`, and for `options["algorithm"]`.
 
     Each report also has `seconds`, the time to make, write and check the plan. If an algorithm can't pack this corpus, its
     report has only `algorithm` and `error`.
 
     Args:
-      corpus, sequence_length, options: Arguments of `PackedLayout`, without algorithm, epochs and cache_dir. `max_segments`
-        applies only to the algorithms that can limit the segments of a row.
+      corpus, sequence_length, options: Arguments of `PackedLayout`, without epochs and cache_dir. `max_segments` applies only
+        to the algorithms that can limit the segments of a row. `algorithm` may be missing, None or `package.module:Name`.
     """
-    for name in ALGORITHMS:
-        arguments = {**options, "epochs": 1}
+    for name in filter(None, dict.fromkeys((*ALGORITHMS, options.get("algorithm")))):
+        arguments = {**options, "algorithm": name, "epochs": 1}
         if not ALGORITHMS[name].bounds_segments:
             arguments["max_segments"] = None
         with temporary_folder("grain_sft_pack_") as folder:
             begin = time.perf_counter()
             try:
-                layout = PackedLayout(corpus, sequence_length, algorithm=name, cache_dir=folder, **arguments)
+                layout = PackedLayout(corpus, sequence_length, cache_dir=folder, **arguments)
             except LayoutError as error:
                 yield {"algorithm": name, "error": str(error)}
                 continue

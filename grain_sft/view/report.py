@@ -43,7 +43,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       - sampled: `steps`, the number of sampled steps; `of`, the number of steps that could be sampled; `ends`, whether the run
         ends;
       - sources: tokens of each source in the sampled steps;
-      - filter: rows of the sampled steps that `NgramFilter` rejects;
+      - filter: rows of the sampled steps that `NgramFilter`s reject;
       - throughput: None; the caller may set it to a result of `grain_sft.bench.config.report_speed`.
 
     Raises:
@@ -159,7 +159,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
             # a sample of all shards, even if `corpus` is a sample already
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
-        algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
+        algorithms = list(compare_algorithms(corpus, layout.sequence_length, options | {"algorithm": used}))
     except GrainSftError as error:
         return {"error": str(error)}
     return {"sampled": sampled, "used": used, "algorithms": algorithms}

@@ -82,6 +82,9 @@ def test_compare_adds_all_algorithms_to_the_packing_of_one(chats, packed):
     assert found["packing"]["epochs"] == 2 and len(found["packing"]["plans"]) == 2
     assert found["packing"]["documents"] == 400
     assert {row.get("epochs") for row in found["algorithms"]} == {1}
+    named = "grain_sft.layout.packing.balanced:BALANCED"
+    found, _ = packed(chats, "--algorithm", named, "--compare")
+    assert [row["algorithm"] for row in found["algorithms"]] == [*ALGORITHMS, named]
 
 
 def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, packed):
