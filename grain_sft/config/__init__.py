@@ -47,12 +47,11 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
       ConfigError: An unknown, repeated or missing key, or a wrong value.
       CorpusError, CorpusFileError, LayoutError, SamplerError: The corpus, the layout or the sampler of the config is wrong.
     """
-    where, sections = read_config(config)
+    where, sections, maker = _read(config, host)
     with naming(where):
         entries = sections.get("amendments", ())
         observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", ())]
         observed: dict[str, Any] = {"audit": sections.get("audit"), "observers": observers}
-        maker = PartsMaker(where, host)
         if not sections.get("stages"):
             source, sampler, transforms = maker.make(sections)
             amendments, _ = make_amendments(entries, [source.layout])
@@ -75,6 +74,11 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     Raises:
       ConfigError, CorpusFileError: A config is wrong, as in `load`, or can't be read.
     """
+    return _read(config, Host(0, 1))[:2]
+
+
+def _read(config: Config, host: Host | None) -> tuple[str, dict[str, Any], PartsMaker]:
+    """Return the result of `read_config`, and the maker of the config's parts."""
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
     else:
@@ -84,13 +88,14 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
+    maker = PartsMaker(where, host)
     with naming(where):
         validate(sections, where)
-        with_stages = with_stages_of_replacements(sections, where)
+        with_stages = with_stages_of_replacements(sections, where, maker)
         if with_stages is not sections:
             # An amendment may add a key that another key forbids: `sampler.epochs` forbids `max_epochs`.
             validate(with_stages, where)
-    return where, with_stages
+    return where, with_stages, maker
 
 
 def config_files(path: str) -> list[str]:

@@ -46,6 +46,8 @@ class PartsMaker:
         if "transforms" not in sections:
             _check_defaults(source.layout, self._where)
             transforms = [make_entry(item, TRANSFORMS, where) for item in source.layout.transforms]
+        else:
+            _check_needed(sections["transforms"], source.layout, self._where)
         return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
@@ -182,6 +184,16 @@ def _check_defaults(layout: Layout, where: str) -> None:
         listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
         problem = f"lacks the key 'transforms', and the layouts of its sources have different defaults ({listed})"
         raise ConfigError(f"{where} {problem}. Give the transforms of the mixture.")
+
+
+def _check_needed(transforms: Iterable[Any], layout: Layout, where: str) -> None:
+    """Refuse `transforms` of a config that lack a transform which options of a layout need."""
+    names = {item if isinstance(item, str) else next(iter(item)) for item in transforms}
+    for source, part in layout.parts.items():
+        for entry in part.needed_transforms:
+            if names.isdisjoint(entry):
+                found = f"options of the layout{source and f' of source {source!r}'} need {dict(entry)}"
+                raise ConfigError(f"{where}: {found}, which the key 'transforms' lacks. Add it, or remove the options.")
 
 
 def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:

@@ -25,6 +25,8 @@ _MOST_INHERITED = 100
 _FILES = ("path", "mixture")
 _EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
 """Pairs (stated key, excluded key): a config that states the first key does not inherit the second."""
+_REMOVED_BY_NULL = ("on_exhausted", "schedule", "transforms")
+"""Keys that count as left out if their value is null. Other keys whose value may be null have None as their default."""
 
 
 class _RefusedError(Exception):
@@ -113,7 +115,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
-        return stated
+        return overlay({}, stated)
     if not isinstance(parent, str):
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config. Give one.")
     parent = files.normalize(parent)
@@ -129,8 +131,9 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If `base` and `top` have different
-    values of `layout.kind`, only the key `sequence_length` is copied from the `layout` of `base`.
+    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`), and null removes a key of `_REMOVED_BY_NULL`.
+    If `base` and `top` have different values of `layout.kind`, only the key `sequence_length` is copied from the `layout` of
+    `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -140,7 +143,11 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
             merged.pop(excluded, None)
     for key, value in top.items():
         below = merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
+        if value is None and key in _REMOVED_BY_NULL and not isinstance(below, Mapping):  # a mapping is a source of a mixture
+            merged.pop(key, None)
+            continue
+        if isinstance(value, Mapping):
+            below = below if isinstance(below, Mapping) else {}
             kind, below_kind = value.get("kind"), below.get("kind")
             if key == "layout" and None not in (kind, below_kind) and kind != below_kind:
                 below = {name: below[name] for name in ("sequence_length",) if name in below}

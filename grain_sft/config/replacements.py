@@ -19,14 +19,16 @@ from grain_sft.config.stages import configs_of_stages, sources_of
 from grain_sft.errors import ConfigError
 from grain_sft.options import Section
 from grain_sft.pipeline import Stage
-from grain_sft.sampling import Host, StepMap
+from grain_sft.sampling import StepMap
 
 Replacement = tuple[int, Section]
 """Data step at which an amendment replaces a source, and the section `replace` of the amendment."""
 
 
-def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
+def with_stages_of_replacements(config: dict[str, Any], where: str, maker: PartsMaker) -> dict[str, Any]:
     """Return a validated config with a new stage at each replacement that needs one.
+
+    `maker` opens corpora only if a stage before a replacement counts tokens.
 
     The amendments stay in the config, because receipts list them. Some new stages need `reweight` amendments too
     (`_weights_to_restate`).
@@ -40,7 +42,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
         return config
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
     replacements = [(skips.data_step(section["from"]), section) for section in sections]
-    stages = list(_stages_of(config, replacements, PartsMaker(where, Host(0, 1))))
+    stages = list(_stages_of(config, replacements, maker))
     for step, section in replacements:
         _check_replace(section, [stage for _, end, stage in stages if step < end], where)
     dividing = [(step, section) for step, section in replacements if keys_of_stage(section)]

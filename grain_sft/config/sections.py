@@ -22,7 +22,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Args:
       inherits: Path of another config whose keys this config inherits. Sections are merged key by key; a list replaces
-        the inherited list.
+        the inherited list. `null` removes an inherited `schedule`, `on_exhausted` or `transforms`.
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
         `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take the transforms that their
         options need.
@@ -37,7 +37,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     inherits: str | None = None
-    transforms: tuple[Any, ...] = ("shift_targets",)
+    transforms: tuple[Any, ...] | None = ("shift_targets",)
     observers: tuple[Any, ...] = ()
     audit: str | None = None
     amendments: tuple[Any, ...] = ()
@@ -107,8 +107,8 @@ class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     global_batch_tokens: int | None = None
-    schedule: tuple[ScheduleEntry, ...] = ()
-    on_exhausted: OnExhausted = "repeat"
+    schedule: tuple[ScheduleEntry, ...] | None = ()
+    on_exhausted: OnExhausted | None = "repeat"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,7 +132,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sampler: dict[str, Any] = {}
     max_epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     on_exhausted: OnExhausted | None = None
-    schedule: tuple[ScheduleEntry, ...] = ()
+    schedule: tuple[ScheduleEntry, ...] | None = ()
 
 
 class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +154,7 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     corpus: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     sampler: dict[str, Any] = {}
-    transforms: tuple[Any, ...] = ()
+    transforms: tuple[Any, ...] | None = ()
 
 
 def _without(options: Options, *names: str) -> dict[str, Option]:

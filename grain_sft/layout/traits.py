@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,9 @@ class Traits:
 
     transforms: Sequence[Any] = ("shift_targets",)
     """Transforms that apply if a config names none. They are written as in a config."""
+
+    needed_transforms: Sequence[Mapping[str, Any]] = ()
+    """Those of `transforms` that do what an option states. A config refuses other transforms that lack one of these names."""
 
     orders_rows: bool = False
     """Whether rows are to be read by ascending number. If so, a config without an order reads them sequentially, once."""

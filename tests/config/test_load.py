@@ -125,6 +125,13 @@ def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_r
     assert load({"inherits": middle, "sampler": {"global_batch_size": 5}}).sampler.rows(0).size == 5
 
 
+def test_null_removes_an_inherited_schedule_on_exhausted_or_transforms(config, tmp_path):
+    changed = put(put(config, "sampler.schedule", [{"step": 1, "global_batch_size": 6}]), "sampler.on_exhausted", "stop")
+    base = str(write_config(tmp_path / "base.yaml", put(changed, "transforms", ["drop_last_position"])))
+    heir = {"inherits": base, "sampler": {"schedule": None, "on_exhausted": None}, "transforms": None}
+    same_batches(load(heir), load(put(config, "transforms", ["shift_targets"])))
+
+
 def test_the_mixture_of_a_source_replaces_its_inherited_path_and_the_other_way_round(config, data, tmp_path):
     path = str(data / "a.npy")
     outer, inner = {"weight": 1, "path": path}, {"mixture": {"path": {"weight": 1, "path": path}}}

@@ -22,7 +22,7 @@ def config(tmp_path, write_tokens):
     lines = [f"{name},{write_tokens(f'{name}.npy', random.integers(0, 99, 999), 'uint16').name}" for name in "xyz"]
     (tmp_path / "mix.txt").write_text("\n".join(lines))
     blend = ["0.7", str(tmp_path / "b"), "0.3", str(tmp_path / "sentences")]
-    rows = {"kind": "megatron_gpt", "sequence_length": 32, "num_samples": 90, "reset_attention_mask": True}
+    rows = {"kind": "megatron_gpt", "sequence_length": 32, "num_samples": 90}
     own = {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD, "layout": rows}
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {
@@ -48,6 +48,11 @@ def test_the_run_resumes_at_any_step_on_other_hosts_and_its_trace_names_document
     path = write_config(tmp_path / "run.json", config)
     for command in (("verify", path, "--full"), ("inspect", path, "--step", "3"), ("receipt", path)):
         run_command(*command)
+
+
+def test_an_option_without_its_transform_is_refused(config):
+    config["corpus"]["mixture"]["blend"]["layout"]["reset_attention_mask"] = True
+    assert "options of the layout of source 'blend' need {'reset_at_eod': {'eod_token_id': 7," in error_of(config)
 
 
 def test_a_config_of_sources_with_different_layouts_must_state_transforms(config):

@@ -127,6 +127,8 @@ class MegatronGptLayout(Layout):
         self.transforms = self._transforms(
             eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
         )
+        stated = {"mask_eod": eod_mask_loss, "reset_at_eod": reset_attention_mask or reset_position_ids or max_segments_per_row}
+        self.needed_transforms = [each for each in self.transforms if isinstance(each, dict) and stated[next(iter(each))]]
         self._open()
 
     def _transforms(
