@@ -60,22 +60,18 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
-    shorter_end, longer_end = sorted((_end_of_batches(one), _end_of_batches(other)))
-    steps = steps[: max(0, longer_end - steps.start)]
-    shared = steps[: max(0, shorter_end - steps.start)]
-    differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
-    first_of_one_run = None if shared == steps else shared.stop
-    first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), first_of_one_run)
+    end = max(_end_of_batches(one), _end_of_batches(other))
+    steps = steps[: max(0, end - steps.start)]
+    compare = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
+    first = next((step for step, num_differing, _ in compare(one, other, steps) if num_differing), None)
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    # after the end of the shorter run, all rows differ
-    counted = range(first, min(first + count, longer_end))
-    counted_in_both = counted[: max(0, shorter_end - first)]
-    sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
-    in_one_run = int(sizes[len(counted_in_both) :].sum())
-    in_both_runs = sum(num_rows for _, num_rows in differing_rows(one, other, counted_in_both))
-    documents = _documents_of_one(one, other, counted)
-    return Difference(reasons, steps, first, counted, int(sizes.sum()), in_one_run + in_both_runs, documents)
+    counted = range(first, min(first + count, end))
+    total_rows = differing_rows = 0
+    for _, num_differing, num_rows in compare(one, other, counted):
+        differing_rows += num_differing
+        total_rows += num_rows
+    return Difference(reasons, steps, first, counted, total_rows, differing_rows, _documents_of_one(one, other, counted))
 
 
 def _end_of_batches(pipeline: Pipeline) -> int:
@@ -84,10 +80,9 @@ def _end_of_batches(pipeline: Pipeline) -> int:
     return min(failing, default=pipeline.end_step)
 
 
-def _sizes(pipeline: Pipeline, steps: range) -> Ints:
-    """Return the number of rows in each of `steps`, int64 [steps]; 0 after the last batch of the run."""
-    numbers = np.arange(steps.start, max(steps.start, min(steps.stop, _end_of_batches(pipeline))))
-    return np.pad(pipeline.sampler.batch_sizes.of_steps(numbers).size, (0, len(steps) - len(numbers)))
+def _rows(pipeline: Pipeline, step: int) -> Ints:
+    """Return the rows of the global batch of `step`, int64 [rows]; none after the last batch of the run."""
+    return pipeline.sampler.rows(step) if step < _end_of_batches(pipeline) else np.zeros(0, np.int64)
 
 
 def _last_change(*pipelines: Pipeline) -> int:
@@ -106,17 +101,19 @@ def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
     return names == other_names and all(name == "sampler" or name.startswith("amendment ") for name in differing)
 
 
-def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
-    """Yield each step with its number of differing rows, from a comparison of row numbers and withdrawn documents."""
+def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int, int]]:
+    """Yield each step, its number of differing rows, and its number of rows. Compare row numbers and withdrawn documents.
+
+    If two batches differ in size, the number of rows is that of the larger batch, and rows that only one batch has differ.
+    """
     for step in steps:
-        rows, other_rows = one.sampler.rows(step), other.sampler.rows(step)
-        # rows that only one batch has count as different
+        rows, other_rows = _rows(one, step), _rows(other, step)
         num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
         rows, other_rows = rows[:num_paired], other_rows[:num_paired]
         equal = rows == other_rows
         if equal.any() and (one.at(step).withdrawals or other.at(step).withdrawals):
             equal &= (_withdrawn(one, step, rows) == _withdrawn(other, step, other_rows)).all(axis=1)
-        yield step, num_rows - int(equal.sum())
+        yield step, num_rows - int(equal.sum()), num_rows
 
 
 def _withdrawn(pipeline: Pipeline, step: int, rows: Ints) -> Bools:
@@ -129,18 +126,19 @@ def _withdrawn(pipeline: Pipeline, step: int, rows: Ints) -> Bools:
     return withdrawn
 
 
-def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
-    """Yield each step with its number of differing rows, from a comparison of the arrays of the batches."""
+def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int, int]]:
+    """Yield the same values as `_by_row_numbers`, from a comparison of the arrays of the batches."""
     for step in steps:
-        batch, other_batch = one[step], other[step]
-        num_rows, other_num_rows = (len(each.sampler.rows(step)) for each in (one, other))
-        shapes, other_shapes = ({key: np.shape(each[key])[1:] for key in each} for each in (batch, other_batch))
-        equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
-        if shapes == other_shapes:
-            for key, array in batch.items():  # a number becomes an array [1], which is compared for each row
-                equal_items = np.atleast_1d(array)[: len(equal)] == np.atleast_1d(other_batch[key])[: len(equal)]
+        num_paired, num_rows = sorted(len(_rows(each, step)) for each in (one, other))
+        equal = np.ones(num_paired, np.bool_)
+        if num_paired:
+            batch, other_batch = one[step], other[step]
+            shapes, other_shapes = ({key: np.shape(each[key])[1:] for key in each} for each in (batch, other_batch))
+            equal[:] = shapes == other_shapes
+            for key in batch if shapes == other_shapes else ():  # a number becomes an array [1], which is compared for each row
+                equal_items = np.atleast_1d(batch[key])[:num_paired] == np.atleast_1d(other_batch[key])[:num_paired]
                 equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
-        yield step, max(num_rows, other_num_rows) - int(equal.sum())
+        yield step, num_rows - int(equal.sum()), num_rows
 
 
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:

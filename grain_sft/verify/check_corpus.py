@@ -1,9 +1,9 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
 import glob
-import itertools
 import re
 from collections.abc import Mapping
+from itertools import pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -179,14 +179,13 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check the ids of all tokens in a full check, and of the tokens at both ends of each shard in a fast check."""
     block = content.BLOCK_TOKENS if report.full else file_stamp.DIGEST_BYTES // corpus.dtype.itemsize
-    starts: list[int] = []
-    stops: list[int] = []
-    for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
-        starts += range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
-        stops += [min(start + block, end) for start in starts[len(stops) :]]
+    spans: list[tuple[int, int]] = []
+    for begin, end in pairwise(corpus.shard_borders.tolist()):
+        starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
+        spans += [(start, min(start + block, end)) for start in starts]
     # small blocks are read at the same time, because a bucket takes 50 ms to answer a request
-    reads = map(corpus.read, starts, stops) if report.full else in_threads(corpus.read, starts, stops, threads=THREADS)
-    for start, (tokens, _) in zip(starts, reads, strict=True):
+    reads = starmap(corpus.read, spans) if report.full else in_threads(corpus.read, *zip(*spans, strict=True), threads=THREADS)
+    for (start, _), (tokens, _) in zip(spans, reads, strict=True):
         vocabulary.check(start, tokens)
     vocabulary.report(report)
 

@@ -14,7 +14,6 @@ from sft_files import write_olmo
 
 from grain_sft import Host, child_environment
 from grain_sft.errors import PipelineError, SamplerError
-from grain_sft.provenance import difference
 from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.cache import HostCache
 from grain_sft.simulate.conditions import Waits
@@ -22,8 +21,6 @@ from grain_sft.simulate.demand import DemandModel
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import CacheOptions, activity
-from grain_sft.view import inspect_page
-from grain_sft.view.text import TokenTexts
 
 COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
 ONE_THREAD = Conditions(threads=1, prefetch=1)
@@ -140,18 +137,6 @@ def test_rows_that_are_read_65536_times_are_counted(write_tokens):
         simulate(pipeline, 1, range(0, 4, 2))
     with pytest.raises(SamplerError, match="count=0"):
         simulate(pipeline, 1, range(4), restart_hosts=0)
-
-
-def test_a_run_ends_before_the_step_for_which_a_source_has_no_row_left(write_tokens):
-    source = {"path": str(write_tokens("a.npy", np.arange(64))), "weight": 1, "max_epochs": 1, "on_exhausted": "fail"}
-    corpus = {"mixture": {"a": source, "b": source}, "dtype": "uint32"}
-    pipeline = load(config_of(corpus, {"kind": "windows", "sequence_length": 8}, 6))
-    end = pipeline.sampler.failing_step
-    assert simulate(pipeline, 2, range(end))["restart"] is None
-    with pytest.raises(SamplerError, match=f"stop <= {end}"):
-        simulate(pipeline, 2, range(end + 1))
-    assert difference(pipeline, pipeline).compared == range(end)
-    assert f'"step":{end - 1},' in inspect_page(pipeline, end - 1, TokenTexts(None))
 
 
 def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_path):

@@ -12,8 +12,10 @@ from report_tables import data_of
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.errors import RowIndexError, WrongTypeError
-from grain_sft.view import inspect_page
+from grain_sft.errors import RowIndexError, SamplerError, WrongTypeError
+from grain_sft.provenance import difference
+from grain_sft.simulate import simulate
+from grain_sft.view import inspect_page, make_report
 from grain_sft.view.rows import describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, shown_texts, visible
 
@@ -185,3 +187,15 @@ def test_keys_and_the_segment_menu_choose_what_a_browser_shows(page, pipeline, t
     assert tokens_shown(browser) == expected_tokens(views[STEP][1], texts, 2)
     assert browser.run("return document.title") == f"Step {STEP}: run.json"
     assert browser.console() == [] and browser.requests() == [page.absolute().as_uri()]
+
+
+def test_a_run_ends_before_the_step_for_which_a_source_has_no_row_left(mixture):
+    fails = {"mixture": {"chats": {"max_epochs": 1, "on_exhausted": "fail"}}}
+    failing = load({"inherits": str(mixture), "corpus": fails, "amendments": [{"skip": {"from": 0, "steps": 2}}]})
+    end = failing.sampler.failing_step
+    assert make_report(failing, TokenTexts(None))["sampled"]["of"] == end
+    assert f'"step":{end - 1},' in inspect_page(failing, end - 1, TokenTexts(None))
+    assert difference(failing, failing).compared == range(end)
+    assert simulate(failing, 1, range(end))["restart"] is None
+    with pytest.raises(SamplerError, match=f"stop <= {end}"):
+        simulate(failing, 1, range(end + 1))

@@ -281,9 +281,6 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     whats = [each["what"] for each in report["left_out"]]
     assert "chats: padding of rows" in whats and "web: ends of 1 files, shorter than a window" in whats
     assert "Not compared for a mixture" in out.read_text()
-    fails = {"mixture": {"chats": {"max_epochs": 1, "on_exhausted": "fail"}}}
-    failing = load({"inherits": str(mixture), "corpus": fails, "amendments": [{"skip": {"from": 0, "steps": 2}}]})
-    assert make_report(failing, TokenTexts(None))["sampled"]["of"] == failing.sampler.failing_step
 
 
 def test_sources_of_any_name_are_in_the_legend():
