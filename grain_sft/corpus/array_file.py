@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import FileStamp, ForkSafeLock, file_stamp, files
+from grain_sft.types import Bools
 
 Dtype = np.dtype[Any]
 
@@ -42,7 +42,7 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
     return ArrayFile(FileStamp(path, size, digest, offset, version), dtype, count, first, last)
 
 
-def first_true(mask: npt.NDArray[np.bool_]) -> int | None:
+def first_true(mask: Bools) -> int | None:
     """Return the index of the first True in `mask`; None if all are False."""
     indices = np.flatnonzero(mask)
     return int(indices[0]) if len(indices) else None

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import check_choice
 from grain_sft.corpus import index_writer
@@ -24,6 +23,7 @@ from grain_sft.corpus.shard import as_token_id, check_signed
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.storage import ShardReader, files
+from grain_sft.types import Array, Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
@@ -92,7 +92,7 @@ class Corpus(CorpusData):
         return self._finder if finds_same_documents else DocumentFinder(self, boundaries, bos_token_id)
 
     @functools.cached_property
-    def sources(self) -> npt.NDArray[np.int64] | None:
+    def sources(self) -> Ints | None:
         """Input that each document was made from, int64 [documents, 2]; None without `sources_file`.
 
         Column 0 is an index into `source_names`. Column 1 is the line or row of that input, counted from 1.
@@ -132,7 +132,7 @@ class Corpus(CorpusData):
         length = np.minimum(borders[shard + 1], stop) - piece_start
         start_in_shard = piece_start - borders[shard]
         start_in_result = piece_start - start
-        tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
+        tokens: Array = np.empty(stop - start, self.dtype)
         width = tokens.itemsize
         token_reader.gather(shard, start_in_shard, start_in_result * width, length * width, tokens.data.cast("B"))
         if self.signed:

@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from grain_sft.layout import Pieces
 from grain_sft.storage import ForkSafeLock
+from grain_sft.types import Array
 
 if TYPE_CHECKING:
     from jaxtyping import Int32
 
-Element = dict[str, npt.NDArray[Any]]
+Element = dict[str, Array]
 """Output of sources and input of transforms: arrays [L] of a row or [rows, L] of a batch."""
 
 Int32s = npt.NDArray[np.int32]
@@ -45,7 +46,7 @@ class ReadRows(NamedTuple):
     positions: Int32[np.ndarray, "rows length"]
     segment_ids: Int32[np.ndarray, "rows length"]
     target_segment_ids: Int32[np.ndarray, "rows length"]
-    loss: npt.NDArray[Any] | None
+    loss: Array | None
     pieces: Pieces | None = None
 
 
@@ -65,7 +66,7 @@ class Arrays:
         self._bytes = 0  # size of all buffers in `_buffers`
         self._lock = ForkSafeLock()
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> Array:
         """Return an uninitialised array. It begins at the start of a page or, if `half` is 1, in the middle of a page."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize

@@ -157,7 +157,7 @@ class NpyDataSource(RowSource):
         of_columns._open(self._reader, self._loss)
         return of_columns
 
-    def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, Array | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
         Without `shifted`, the caller must not use the third value, nor the targets and their segment ids.
@@ -192,14 +192,14 @@ class NpyDataSource(RowSource):
                 _fill_target_segments(read, np.array(lasts, np.int64))
         return read, None, fit
 
-    def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
+    def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, Array, bool]:
         """Return what `_read` returns, for any layout."""
         # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`. Step 4 copies other tokens into `inputs`.
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
-        loss: npt.NDArray[Any] | None = None
+        loss: Array | None = None
         lasts: Ints | slice
         firsts: Ints | None = None  # index of the first token of each piece in the flattened rows
         # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` are the indices of the segments' last
@@ -256,7 +256,7 @@ def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
     return stack.first, [(row,) for row in stack.rows]
 
 
-def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> Array:
     """Return the loss of the tokens of `pieces`, bool or float32 [rows, L]."""
     offsets = pieces.offsets(shape[1])
     return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)

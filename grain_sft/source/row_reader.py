@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.source.segment_reader import ARRAYS, ZERO, SegmentRow
 from grain_sft.storage import Buffers, ShardReader
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 if TYPE_CHECKING:
     from grain_sft.corpus import Corpus, LossReader
@@ -154,7 +153,7 @@ class RowReader:
             blocks.append(_Block(rows, buffers, copied, by_ends))
         return blocks
 
-    def _small_integers(self, stored: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+    def _small_integers(self, stored: Array) -> Iterator[tuple[slice, Array]]:
         """Yield (arrays of the stack to fill, as a slice of k arrays; their stored values, [k, rows, L]) for each copy.
 
         One copy fills neighbours of one dtype. One copy instead of three saves 2 % of a batch's time.

@@ -9,15 +9,13 @@ longer to begin.
 
 import itertools
 from bisect import bisect_right
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.layout import BEGIN_OF_ROW, Layout
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.storage import RowPieces, ShardReader
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 ARRAYS = 5  # in the `Stack` of a `SegmentRow`: inputs, targets, positions, segment ids, segment ids of targets
 
@@ -47,7 +45,7 @@ class SegmentRow:
       memory: Memory of `tokens`.
     """
 
-    def __init__(self, stack: Stack, row: int, counting: memoryview, tokens: npt.NDArray[Any] | None = None) -> None:
+    def __init__(self, stack: Stack, row: int, counting: memoryview, tokens: Array | None = None) -> None:
         self.inputs, targets, positions, segments, target_segments = (array[row] for array in stack.arrays)
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data

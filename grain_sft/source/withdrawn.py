@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_rows, expand_coun
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
-from grain_sft.types import Ints
+from grain_sft.types import Array, Bools, Ints
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -128,7 +127,7 @@ class _PaddedSource(RowSource):
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
         return read._replace(**arrays, pieces=None)  # `read.pieces` still has the withdrawn tokens
 
-    def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _writable(self, array: Array) -> Array:
         """Return `array`, or a copy of it if it is read-only."""
         if array.flags.writeable:
             return array
@@ -194,7 +193,7 @@ class _WithdrawnDocuments:
         return list(zip(start[now].tolist(), (start + count)[now].tolist(), strict=True))
 
     @functools.cached_property
-    def _in_row(self) -> npt.NDArray[np.bool_]:
+    def _in_row(self) -> Bools:
         """Whether each row of the layout has a document that is withdrawn at some step: bool [rows of the layout]."""
         in_row = np.zeros(len(self.layout), np.bool_)
         in_row[self.layout.rows_of_documents(self._numbers)] = True

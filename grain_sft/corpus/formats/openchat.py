@@ -152,7 +152,7 @@ class _Rows(NamedTuple):
 
     first: int  # number of the first row, counted from 1
     lengths: dict[str, Ints]  # number of values in each row, int64 [rows], by the name of a column in `_LISTS`
-    values: dict[str, npt.NDArray[Any]]  # values of all rows, joined, by the name of a column
+    values: dict[str, Array]  # values of all rows, joined, by the name of a column
 
 
 def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:

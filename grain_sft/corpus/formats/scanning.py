@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus.array_file import MAGIC, first_true
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
@@ -19,6 +18,7 @@ from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, 
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
 from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
+from grain_sft.types import Array
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
 THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
@@ -211,7 +211,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             raise CorpusError(f"{loss.path}: {found}; expected {encoding.expected}. Copy both files again.")
 
 
-def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> Array:
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
