@@ -42,7 +42,9 @@ def test_the_files_of_a_folder_or_a_glob_are_sorted_and_a_list_keeps_its_order(t
     assert re.search(r"/latest: is a link .* Give the glob '.*/sub-2/\*\*/\*\.npy'", error_of(tree / "sub-2"))
     for split in ("train", "val"):
         shutil.copytree(tree / "sub", tree / "raw" / split)
-    assert f"Name {tree}/raw/train, or give the glob '{tree}/raw/**/*.npy'" in error_of(tree / "raw")
+        write_tokens(f"flat/c4_{split}_0.npy", [1])
+    assert f"a glob of the training files, or '{tree}/raw/**/*.npy' for all files" in error_of(tree / "raw")
+    assert f"holds {tree}/flat/c4_train_0.npy and {tree}/flat/c4_val_0.npy" in error_of(tree / "flat")
     (tree / "sub/e.npy").symlink_to(tree / "missing")
     assert "sub/e.npy: no such file" in error_of(tree / "sub")
 

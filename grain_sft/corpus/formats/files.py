@@ -26,7 +26,9 @@ LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 BOUNDARIES = ".csv.gz"
 _NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
 
-_TRAINING, _HELD_OUT = re.compile(r"(.*/)train/"), re.compile(r"(.*/)(val|valid|validation|dev|eval|test)/")
+# names of splits in paths, such as data/train/0.npy and fineweb_val_000000.npy
+_TRAINING = re.compile(r"(?<=[/_.-])train(?=[/_.-])")
+_HELD_OUT = re.compile(r"(?<=[/_.-])(val|valid|validation|dev|eval|test)(?=[/_.-])")
 
 
 class Files(Format):
@@ -217,12 +219,13 @@ def expand(path: str) -> list[str]:
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
-    training = {match[1] for file in found if (match := _TRAINING.match(file))}
+    training = {file[: match.start()]: file for file in found for match in _TRAINING.finditer(file)}
     for file in found:
-        if (match := _HELD_OUT.match(file)) and match[1] in training:
-            both = f"{match[1]}train/ and {match[0]}"
-            fix = f"Name {match[1]}train, or give the glob '{path.rstrip('/')}/**/*.npy' to read all files"
-            raise CorpusError(f"{path}: has token files in {both}, which a run would also train on. {fix}.")
+        for match in _HELD_OUT.finditer(file):
+            if trained := training.get(file[: match.start()]):
+                problem = f"holds {trained} and {file}, so a run would also train on held-out tokens"
+                fix = f"Give a glob of the training files, or '{path.rstrip('/')}/**/*.npy' for all files"
+                raise CorpusError(f"{path}: {problem}. {fix}.")
     for split in sorted({files.parent(file) for file in found} - {files.absolute(path).rstrip("/")}):
         # `training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
         corpus = files.parent(split)
