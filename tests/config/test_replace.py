@@ -2,12 +2,14 @@
 
 import pickle
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, error_of, load, sections, take, write_config
 from sft_files import documents, write_olmo
 
+from grain_sft import open_corpus
 from grain_sft.errors import GrainSftError
 from grain_sft.integrations import checkpoint
 from grain_sft.provenance import check_audit, difference, trace
@@ -211,7 +213,9 @@ def test_a_stage_is_divided_where_a_source_is_replaced(paths):
         {"replace": {"from": 8, "source": "in/b", "path": paths["new"], "weight": 5}},
         {"replace": {"from": 1, "source": "a", "max_epochs": 9, "on_exhausted": "renormalize"}},
     ]
-    found = load({**config, "stages": stages, "amendments": amendments})
+    with mock.patch("grain_sft.config.parts.open_corpus", side_effect=open_corpus) as opened:
+        found = load({**config, "stages": stages, "amendments": amendments})
+    assert opened.call_count == 3
     capped = {"a": {"max_epochs": 9, "on_exhausted": "renormalize"}}
     new = {"mixture": {"b": {"path": paths["new"], "weight": 5}}}
     config["corpus"]["mixture"]["in"] = inner

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,6 +61,14 @@ def test_text_in_generation_tags_is_found_in_loops_macros_and_variables(text, tm
     messages = [{"content": "an \U000f0000"}]
     rendered = template.render(messages)
     assert rendered == "<u>an \U000f0000</u>" and template.marked_spans(messages, None, rendered) == [(3, 7)]
+
+
+def test_a_template_that_ignores_one_of_many_results_is_refused_after_few_renderings(tmp_path):
+    ignores_one = "{% for m in messages %}{% if loop.index != 40 %}{{ m.role + m.content }}{% endif %}{% endfor %}"
+    record = {"messages": [{"role": "tool", "content": str(number)} for number in range(60)] + turns("u", "a")}
+    with mock.patch.object(ChatTemplate, "attempt", autospec=True, side_effect=ChatTemplate.attempt) as attempt:
+        error = render_one(load_tokenizer(save_sentencepiece(tmp_path)), "hf", record, chat_template=ignores_one)
+    assert "the chat template writes nothing of tool" in str(error) and attempt.call_count < 9
 
 
 def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
