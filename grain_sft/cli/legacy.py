@@ -12,7 +12,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, Target, conversation_lines, train_tokenizer
 from grain_sft.storage import files
 
-OF_CHATS = {
+CHAT_FLAGS = {
     "val_frac": ("--val_split", "--val-split"),
     "shard_tokens": ("--tokens_per_shard", "--tokens-per-shard"),
     "system_prompt": ("--system_prompt", "--system-prompt"),
@@ -20,7 +20,7 @@ OF_CHATS = {
     "special_text": ("--special-text",),
 }
 """Arguments of `Request` and their flags in `prepare-chat-sft` and `prepare-tool-sft`."""
-OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
+PRIMER_FLAGS = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
 """Arguments of `Request` and their flags in `build-sft-primer`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 """Defaults that differ from those of `Request`."""
@@ -36,14 +36,14 @@ def build_sft_primer(parser: Parser) -> None:
     add = parser.add_argument
     add("--primer-jsonl", dest="input", default="data/primer.jsonl", help="JSONL of conversations")
     add("--out-dir", default="data/cache/sft", help="the cache is written to OUT_DIR/primer")
-    _add_shared(parser, OF_PRIMER)
+    _add_shared(parser, PRIMER_FLAGS)
 
 
 def prepare_chat_sft(parser: Parser) -> None:
     """Declare `grain-sft prepare-chat-sft` or `grain-sft prepare-tool-sft`."""
     parser.add_argument("--input", required=True, help="JSONL of conversations")
     parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
-    _add_shared(parser, OF_CHATS)
+    _add_shared(parser, CHAT_FLAGS)
 
 
 prepare_tool_sft = prepare_chat_sft
@@ -77,9 +77,9 @@ def _run(options: argparse.Namespace, template: str, spelled: Iterable[str]) -> 
     run_request(request, output, options)
 
 
-run_build_sft_primer = functools.partial(_run, template="primer", spelled=OF_PRIMER)
-run_prepare_chat_sft = functools.partial(_run, template="episode", spelled=OF_CHATS)
-run_prepare_tool_sft = functools.partial(_run, template="episode_tool", spelled=OF_CHATS)
+run_build_sft_primer = functools.partial(_run, template="primer", spelled=PRIMER_FLAGS)
+run_prepare_chat_sft = functools.partial(_run, template="episode", spelled=CHAT_FLAGS)
+run_prepare_tool_sft = functools.partial(_run, template="episode_tool", spelled=CHAT_FLAGS)
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:

@@ -161,7 +161,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        # If most conversations are like this, their template is the cause. Texts (`text`) have no such template.
+        # No note if most conversations are like this: then their template is the cause. Texts (`text`) have no template.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"

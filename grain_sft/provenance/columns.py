@@ -12,7 +12,7 @@ from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
-from grain_sft.types import Bools, Ints
+from grain_sft.types import Array, Bools, Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
 # If the pieces have at least this mean length, in tokens, a loop over them is faster than `reduceat`. For 4,000 pieces of 2,000
@@ -35,8 +35,8 @@ class Sources:
 
     If a corpus has no file of sources, each label of its shards counts as an input. `names` has "" for an input without a name.
 
-    In a mixture, SOURCE is the name of a source of the mixture. An input has the name `SOURCE/INPUT`, or `SOURCE/0` if input 0
-    has no name. If a source of the mixture has only one input, the input has the name `SOURCE`.
+    In a mixture, the name of an input begins with the name of its source of the mixture: `code/a.jsonl`, or `code/0` if input 0
+    has no name. If a source of the mixture has only one input, the input has the name of that source: `code`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -120,7 +120,8 @@ class TrainableTokens:
     The first token of a segment has no input before it, so it is not trainable. The loss mask decides for all other tokens. In
     a preference pair, the mask also decides for the first token of a response, because the prompt is the input before it.
 
-    A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. Then the counter reads all rows' tokens.
+    A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. Then the counter reads all rows' tokens. A
+    transform that removes the mask, such as one that makes targets in its own way, counts as `ShiftTargets` here.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -151,8 +152,9 @@ class TrainableTokens:
             lengths = pieces.length[in_block]
             if self._transforms:  # `loss` will be the mask of whole rows, with their padding
                 block_rows = rows[begin : begin + per_block]
-                loss = self._element(self._source, block_rows)["loss_mask"].reshape(-1)
-                offsets = (pieces.row[in_block] - begin) * layout.width(block_rows) + pieces.column[in_block]
+                width = layout.width(block_rows)
+                loss = _fitted(self._element(self._source, block_rows)["loss_mask"], width).reshape(-1).astype(np.bool_)
+                offsets = (pieces.row[in_block] - begin) * width + pieces.column[in_block]
             else:  # `loss` will be the masks of the pieces, one after the other
                 assert self._loss is not None
                 offsets = lengths.cumsum() - lengths
@@ -172,9 +174,10 @@ class TrainableTokens:
           rows, pieces: As in `count`.
         """
         for index in changed.tolist():
-            element = self._element(self._pipeline.source_at(int(steps[index])), rows[index : index + 1])
-            segments = element["segment_ids"][0]
-            trainable = element["loss_mask"][0].copy()
+            row = rows[index : index + 1]
+            element, width = self._element(self._pipeline.source_at(int(steps[index])), row), self._source.layout.width(row)
+            segments, trainable = (_fitted(element[key], width)[0] for key in ("segment_ids", "loss_mask"))
+            trainable = trainable.astype(np.bool_)
             trainable[0] = False
             trainable[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
             of_row = slice(*pieces.row.searchsorted((index, index + 1)).tolist())
@@ -184,8 +187,17 @@ class TrainableTokens:
         """Return the arrays of `rows` as they are before `ShiftTargets`."""
         element = source.read(rows)
         for transform in self._transforms:
-            element = transform.map(element)
+            changed = transform.map(element)
+            if not changed.keys() >= {"loss_mask", "segment_ids"}:
+                break
+            element = changed
         return element
+
+
+def _fitted(array: Array, width: int) -> Array:
+    """Return `array`, [rows, L], with `width` columns. A transform may have cut off the last columns; these are 0."""
+    array = array[:, :width]
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
 
 
 def _count(loss: Bools, offsets: Ints, lengths: Ints) -> Ints:

@@ -128,7 +128,7 @@ class LineChecker:
             reason = "A line before this line is missing, or this line was changed, added or moved."
             self._report(f"entry={fields.get('entry')}; expected {self._line + min(self._shifts)}. {reason}")
             if number >= 0:
-                self._shifts = self._shifts | {shift}
+                self._shifts = self._shifts | {shift}  # the next intact line shows which of the shifts is right
 
     def check_end(self, pipeline: Pipeline) -> None:
         """Report each amendment or stage of `pipeline` that the last load lacks, if its first step was delivered."""

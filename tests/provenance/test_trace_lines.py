@@ -3,6 +3,7 @@
 import functools
 
 import batches
+import grain
 import numpy as np
 import pytest
 from batches import assert_is_traced, assert_same
@@ -185,6 +186,19 @@ def test_steps_documents_epochs_and_hosts_that_do_not_exist_are_refused(layouts)
         with pytest.raises(error, match=words):
             call(pipeline, asked, **options)
     assert len(trace(pipeline, range(2, 2))) == 0
+
+
+def test_tokens_with_loss_are_counted_if_a_transform_removes_or_cuts_the_mask(layouts):
+    for change in (
+        lambda element: {"inputs": element["tokens"]},
+        lambda element: {key: array[:, :9] for key, array in element.items()},
+        lambda element: element | {"loss_mask": element["loss_mask"].astype(np.float32)},
+    ):
+        transform = type("Changed", (grain.transforms.Map,), {"map": staticmethod(change)})()
+        pipeline = pipeline_of(layouts["padded"], [transform])
+        element = pipeline.source.read(pipeline.sampler.rows(0))
+        mask = change(element).get("loss_mask", element["loss_mask"])
+        assert trace(pipeline, range(1)).trainable.sum() == np.count_nonzero(mask[:, 1:]) > 0
 
 
 def test_the_parts_of_iter_trace_join_to_the_trace(layouts):

@@ -149,9 +149,9 @@
     const list = element("dl");
     for (const [name, value, width] of facts(at)) {
       const pair = element("div", undefined, width);
-      const held = element("dd", value);
-      held.dataset.fact = name;
-      pair.append(element("dt", name), held);
+      const shownValue = element("dd", value);
+      shownValue.dataset.fact = name;
+      pair.append(element("dt", name), shownValue);
       list.append(pair);
     }
     find("detail").replaceChildren(list);
@@ -163,12 +163,12 @@
     to.tabIndex = 0;
     to.focus();
   };
-  const of = (target) => target.closest?.("main .t");
-  const change = (what) => {
-    Object.assign(state, what);
-    const held = area.contains(document.activeElement);
+  const tokenOf = (target) => target.closest?.("main .t");
+  const change = (fields) => {
+    Object.assign(state, fields);
+    const hadFocus = area.contains(document.activeElement);
     render();
-    if (held) focus(area.querySelector(".t"));
+    if (hadFocus) focus(area.querySelector(".t"));
   };
   const neighbour = (from, by) => {
     let to = from;
@@ -181,7 +181,7 @@
     const tokens = chunk?.querySelectorAll(".t");
     return tokens && tokens[by > 0 ? 0 : tokens.length - 1];
   };
-  const above = (from, by) => { // the nearest token of the next line
+  const inOtherLine = (from, by) => { // the nearest token of the next line (`by` 1) or of the line before (-1)
     const begin = from.getBoundingClientRect();
     let to = from, best = from, gap = Infinity, line = null;
     for (let count = 0; count < 2000; count++) {
@@ -195,7 +195,7 @@
     }
     return best;
   };
-  const through = (by) => {
+  const moveSegment = (by) => {
     const names = [...new Set(row().segments.map(([name]) => name))].filter((name) => name);
     const at = names.indexOf(state.segment) + by;
     change({ segment: at < -1 ? names[names.length - 1] : names[at] ?? null });
@@ -206,29 +206,29 @@
     p: () => state.step && change({ step: state.step - 1 }),
     j: () => state.row + 1 < data.steps[state.step].rows.length && change({ row: state.row + 1, segment: null }),
     k: () => state.row && change({ row: state.row - 1, segment: null }),
-    "]": () => through(1),
-    "[": () => through(-1),
+    "]": () => moveSegment(1),
+    "[": () => moveSegment(-1),
     0: () => change({ segment: null }),
   };
   const moves = {
     ArrowRight: (from) => neighbour(from, 1),
     ArrowLeft: (from) => neighbour(from, -1),
-    ArrowDown: (from) => above(from, 1),
-    ArrowUp: (from) => above(from, -1),
+    ArrowDown: (from) => inOtherLine(from, 1),
+    ArrowUp: (from) => inOtherLine(from, -1),
     Home: () => area.querySelector(".t"),
     End: () => [...area.querySelectorAll(".t")].pop(),
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("select")) return;
-    const from = of(event.target);
+    const from = tokenOf(event.target);
     if (from && moves[event.key]) focus(moves[event.key](from));
     else if (keys[event.key]) keys[event.key]();
     else return;
     event.preventDefault();
   });
-  area.addEventListener("mouseover", (event) => of(event.target) && describe(+of(event.target).dataset.i));
-  area.addEventListener("click", (event) => focus(of(event.target)));
-  area.addEventListener("focusin", (event) => of(event.target) && describe(+of(event.target).dataset.i));
+  area.addEventListener("mouseover", (event) => tokenOf(event.target) && describe(+tokenOf(event.target).dataset.i));
+  area.addEventListener("click", (event) => focus(tokenOf(event.target)));
+  area.addEventListener("focusin", (event) => tokenOf(event.target) && describe(+tokenOf(event.target).dataset.i));
   find("previous").addEventListener("click", keys.p);
   find("next").addEventListener("click", keys.n);
   find("row").addEventListener("change", (event) => change({ row: +event.target.value, segment: null }));
