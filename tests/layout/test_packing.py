@@ -57,6 +57,7 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Seque
 @example(lengths=[1] * 100, most=None)
 @example(lengths=[1] * 100, most=3)
 @example(lengths=[CAPACITY] * 10, most=1)
+@example(lengths=[*range(CAPACITY // 3, CAPACITY + 1)] * 88, most=4)  # more than 1,024 rows
 @example(lengths=[5, 4, 4, 3, 2, 1], most=2)  # 19 tokens would fit in one row, but 6 documents are too many
 def test_rows_of_first_fit_and_best_fit_are_those_of_the_naive_fit(many, lengths, most):
     """Without `many`, the algorithm is first fit. Otherwise it is best fit, with this value of `_MANY`."""
@@ -105,14 +106,6 @@ def test_balanced_rows_cost_about_the_same_except_for_long_documents(median, cap
     assert lightest["balanced"] > light and lightest["best_fit_decreasing"] < 0.12
     assert (costs / np.maximum(longest, np.median(costs))).max() < 1.35
     assert 1 - lengths.sum() / (len(rows.ends) * capacity) < 0.005
-
-
-@pytest.mark.parametrize("most", [None, 4])
-def test_first_fit_over_more_than_1024_rows_is_the_naive_fit(most):
-    lengths = np.random.default_rng(0).integers(CAPACITY // 3, CAPACITY + 1, 1500).tolist()
-    found = documents_of(pack("first_fit_decreasing", lengths, max_segments=most))
-    assert len(found) > 1024
-    assert found == plain_fit(lengths, most, best=False)
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -5,7 +5,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import grain_sft
 from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
 from grain_sft.sampling.orders import exact, permute
+from grain_sft.sampling.orders.order import cached_by_epoch
 from grain_sft.storage import artifact
 
 ROWS = exact.IN_MEMORY_ROWS
@@ -43,6 +45,14 @@ def test_concurrent_processes_make_an_order_once_and_it_equals_the_order_made_in
     before = made.stat().st_mtime_ns
     assert digest_of_an_order(tmp_path) == expected and made.stat().st_mtime_ns == before
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
+
+
+def test_threads_that_begin_an_epoch_together_compute_its_order_once():
+    made = []
+    rows_at = cached_by_epoch(lambda epoch: made.append(epoch) or time.sleep(0.05) or np.arange(epoch, epoch + 9))
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(rows_at, [0, 0, 1, 1], [np.arange(2)] * 4)
+        assert np.ravel([*found]).tolist() == [0, 1, 0, 1, 1, 2, 1, 2] and sorted(made) == [0, 1]
 
 
 def test_the_process_that_makes_an_order_finds_the_packages_of_its_parent(tmp_path):

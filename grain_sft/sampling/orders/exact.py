@@ -22,7 +22,7 @@ from absl import logging
 from grain_sft.child_environment import child_environment
 from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Order, RowsAt
+from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, kept_by_epoch
 from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
@@ -47,7 +47,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
         """Return the `RowsAt` of `num_rows` rows. It makes or opens the permutation of an epoch on first use."""
         seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
-        @functools.lru_cache(maxsize=EPOCHS_KEPT)
+        @kept_by_epoch
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
             key = {"orders": _VERSION, "order": name, "rows": num_rows, "seed": seed, "epoch": epoch}
             return load_permutation(key, (generator, seed_of(seed, epoch)), cache_dir)
