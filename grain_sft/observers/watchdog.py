@@ -54,13 +54,11 @@ class _Watch:
     """Base of the watches. A wait of `stall` seconds is logged, and a summary every `summary` seconds. 0 means never."""
 
     def __init__(self, stall: float, summary: float) -> None:
-        self.stall, self.summary = stall, summary
+        self.stall, self.summary = stall or math.inf, summary or math.inf
         self._next_warning: dict[Wait, float] = {}  # for each wait, seconds from its start to the next warning
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
         """Return the waits to log now. A wait is logged after `stall` seconds, and again each time its length has doubled."""
-        if not self.stall:
-            return []
         self._next_warning = {wait: self._next_warning.get(wait, self.stall) for wait in waits}
         late = [wait for wait in waits if now - wait[1] >= self._next_warning[wait]]
         for wait in late:
@@ -70,6 +68,8 @@ class _Watch:
 
 
 class _IteratorWatch(_Watch):
+    """Watch of the batches that one iterator hands out."""
+
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
@@ -89,7 +89,7 @@ class _IteratorWatch(_Watch):
             if self._stats.waiting == wait:  # False if the batch arrived in the meantime
                 self._stats.stalled = wait
                 logging.warning("Step %d: no batch after %.1f s.\n  %s", step, now - since, "\n  ".join(lines))
-        if self.summary and now - self._last_summary >= self.summary:
+        if now - self._last_summary >= self.summary:
             self._log_summary(iterator, now)
         return True
 
@@ -209,8 +209,7 @@ class Watchdog(Observer):
             with self._lock:
                 for key in gone:
                     self._watches.pop(key, None)
-            intervals = (interval for watch in watches.values() for interval in (watch.stall, watch.summary))
-            shortest = min(filter(None, intervals))
+            shortest = min(interval for watch in watches.values() for interval in (watch.stall, watch.summary))
             if self._watches:
                 with contextlib.suppress(queue.Empty):
                     self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))

@@ -40,7 +40,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Number of a step's unit, group or task, the scanned unit (only from `scan`), and the failure (if the step failed)."""
+"""Result of a step: the number of its unit, group or task, the unit that it scanned or None, and its failure or None."""
 
 
 def prepare(

@@ -47,7 +47,7 @@ class Header:
     Attributes:
       key: Hash of all that decides the documents (`Renderer.key`).
       records: Number of valid records, including those of dropped documents.
-      token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
+      token_dtype, loss_dtype: dtype of the tokens ("uint8", "uint16" or "uint32"), and of their loss ("bool" or "float32").
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.
       counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not

@@ -78,18 +78,18 @@ class Job(Renderer):
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.divided)
         for name, ids in splits.items():
             if not len(ids):
-                raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()} Give more records.")
+                raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()}")
         return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
-        """Return a text with the number of valid, dropped and rejected records, and the first rejected record."""
+        """Return a text with the number of valid, dropped and rejected records, and the reason of the first rejection."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{self._count('rejected')} rejected")
         rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
         first = next(rejected, None)
-        example = " The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else ""
-        return f"{', '.join(counts)}.{example}"
+        fix = "The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else "Give more records."
+        return f"{', '.join(counts)}. {fix}"
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
         """Return the plan of documents that are already split and counted."""

@@ -71,11 +71,10 @@ def make_corpus(
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
     files.check_inputs_stay(target.output, (entry.path for entry in entries))
     files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
-    planned_units = inputs.plan_units(entries)
-    total = sum(unit.size for unit in planned_units)
-    scan = runner.scan(entries, planned_units)
-    scanned_units = run_steps("Scanning the inputs", scan, total, progress, lambda unit: unit.size)
-    scanned_inputs, units = inputs.assemble(entries, scanned_units)
+    planned = inputs.plan_units(entries)
+    total = sum(unit.size for unit in planned)
+    scanned = run_steps("Scanning the inputs", runner.scan(entries, planned), total, progress, lambda unit: unit.size)
+    scanned_inputs, units = inputs.assemble(entries, scanned)
     job = Job(request, scanned_inputs, target.output, inputs.grouped(scanned_inputs, units))
 
     def make() -> dict[str, Any]:

@@ -66,7 +66,7 @@ class SplitPairs(grain.transforms.Map):
             first = first + length
             if not self._warned and (inside & (ids == self.pad_token_id)).any():
                 self._warned = True
-                logging.warning("%r: a %s holds the padding token itself. It is masked, as in MaxText.", self, name)
+                logging.warning("%r: %s_ids: a text holds the padding token. It is masked, as in MaxText.", self, name)
         return batch
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, ca
     corpus = open_corpus(write_pairs(tmp_path, [[[5, PAD], [6], [7]]], shards=1))
     element = NpyDataSource(PairsLayout(corpus, 8)).read([0])
     assert SplitPairs(4, PAD).map(element)["prompt_mask"].tolist() == [[0, 0, 1, 0]]
-    assert "a prompt holds the padding token itself" in caplog.text
+    assert "prompt_ids: a text holds the padding token." in caplog.text
 
 
 def test_tokens_and_padding_beyond_their_dtype_are_widened_or_refused():

@@ -205,7 +205,7 @@ def test_no_output_replaces_an_input(place: Place) -> None:
 
 
 IMPOSSIBLE_OUTPUTS = [
-    ("in/0.jsonl", "in/0.jsonl: it is not a folder"),
+    ("in/0.jsonl", "in/0.jsonl: is not a folder. Give another output."),
     ("/proc/grain_sft/out", "can't be written: /proc: "),
     ("/", "is the root of the file system"),
     ("/proc", "/proc: is the root of a file system. Give a folder in it."),

@@ -55,7 +55,7 @@ def test_records_that_are_both_in_train_and_in_val_are_reported(caplog: pytest.L
         splits.split([np.arange(10)], np.ones(10, np.uint32), request(42, val_frac, None, amount), splits.by_random_state)
         assert ("an amount repeats records" in caplog.text) is repeated
     splits.split([np.arange(9)], np.ones(9, np.uint32), request(val_frac=0.1), splits.by_random_state)
-    assert "val_frac=0.1 of 9 records is less than one" in caplog.text
+    assert "val_frac=0.1 of the documents is less than one" in caplog.text
 
 
 @pytest.mark.parametrize("amount", ["9" * 20, f"{'9' * 300}.5"])

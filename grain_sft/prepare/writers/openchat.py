@@ -67,6 +67,7 @@ def _first_weights(block: Block) -> npt.NDArray[np.float32]:
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
+    """Return the rows of the documents of a block, as a table of pyarrow."""
     lengths, tokens = block.lengths, block.tokens
     ends = np.cumsum(lengths)
     starts = ends - lengths
