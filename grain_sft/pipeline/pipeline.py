@@ -127,7 +127,8 @@ class Pipeline:
           RowIndexError: The step is negative, or after the last step.
           CorpusFileError: A token file is missing, unreadable, or not the one that was indexed.
         """
-        return self._batch(step, self.sampler.rows(step))
+        rows = self.sampler.rows(step)  # raises an error if the run lacks the step
+        return self.at(step)._batch(step, rows)
 
     def read(self, step: int, slots: Int64[np.ndarray, " slots"], *, columns: tuple[int, int] | None = None) -> Element:
         """Return the rows `slots` of this host's batch of `step`, or only some columns of these rows: arrays [n, L].
@@ -155,7 +156,7 @@ class Pipeline:
     @property
     def reads_columns(self) -> bool:
         """Whether `read` reads only the requested columns."""
-        return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
+        return all(column_reach(stage.transforms) is not None and not stage.source.layout.row_lengths for stage in self.stages)
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
         """Return a copy without observers, for `host` and with the first `num_amendments` amendments.
@@ -181,7 +182,8 @@ class Pipeline:
 
     def source_at(self, step: int) -> RowSource:
         """Return the source that `step` reads, without the documents that amendments up to `step` withdraw."""
-        return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
+        stage = self.at(step)
+        return stage.source if stage.withdrawals is None else stage.withdrawals.source_at(step)
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
         read, transforms = self._reader  # `read` may apply the first transforms itself

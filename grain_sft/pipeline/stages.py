@@ -19,7 +19,7 @@ from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, pa
 from grain_sft.pipeline.run import Observer
 from grain_sft.pipeline.stage import Stage, placed
 from grain_sft.sampling import Host, StagedSampler, StepMap
-from grain_sft.source import Element, RowSource
+from grain_sft.source import Element
 from grain_sft.types import Ints
 
 
@@ -92,20 +92,9 @@ class StagedPipeline(Pipeline):
     def at(self, step: int) -> Pipeline:
         return self._stages[max(0, bisect_right(self._first_steps, step) - 1)]
 
-    def __getitem__(self, step: int) -> Element:
-        self.sampler.at(step)  # raises an error that names the steps of all stages
-        return self.at(step)[step]
-
     def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element:
-        self.sampler.at(step)  # as in `__getitem__`
+        self.sampler.at(step)  # raises an error that names the steps of all stages
         return self.at(step).read(step, slots, columns=columns)
-
-    @property
-    def reads_columns(self) -> bool:
-        return all(stage.reads_columns for stage in self._stages)
-
-    def source_at(self, step: int) -> RowSource:
-        return self.at(step).source_at(step)
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
         stages = self._planned_stages
