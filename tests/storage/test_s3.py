@@ -83,7 +83,8 @@ def test_versions_of_an_object_that_is_replaced_while_in_use_are_never_mixed(pro
 def test_the_object_is_named_if_all_requests_fail(proxy, monkeypatch):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
     proxy.refused = 1.0
-    with pytest.raises(grain_sft.GrainSftError, match=r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"):
+    ends = "(0 to 4096|1995904 to 2000000)"  # requested at once: under load, the time of either may be up first
+    with pytest.raises(grain_sft.GrainSftError, match=rf"s3://bucket/data/0.npy: bytes {ends} can't be read: .*within 2"):
         read(corpus, [0])
     proxy.heal()
     list_folder = s3fs.S3FileSystem._lsdir
