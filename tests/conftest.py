@@ -72,6 +72,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple]]:
+    """`calls_of(owner, name)` returns a list that gets the arguments of each later call of that function."""
+
+    def record(owner: Any, name: str) -> list[tuple]:
+        calls, function = [], getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **options: calls.append(given) or function(*given, **options))
+        return calls
+
+    return record
+
+
+@pytest.fixture
 def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """`run_command(*words, status=0)` runs a command that must end with `status`. It returns its output, `out` and `err`."""
 

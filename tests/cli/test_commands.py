@@ -230,17 +230,16 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
         assert f"{tmp_path}/tok/a/{name}: exists in the folder of the corpus" in error
 
 
-def test_a_command_probes_each_output_once(tmp_path, config, monkeypatch):
+def test_a_command_probes_each_output_once(tmp_path, config, calls_of):
     """In a bucket, a probe is a file that is written and removed."""
     pytest.importorskip("matplotlib")
-    probed, check = [], files.check_writable
-    monkeypatch.setattr(files, "check_writable", lambda *args, **options: probed.append(args[0]) or check(*args, **options))
+    probes = calls_of(files, "check_writable")
     commands = ["trace {} --steps 0 -o", "inspect {} --step 0 --html", "bench {} --seconds 0.1 --max-workers 0 -o"]
     commands += ["simulate {} --hosts 1 --steps 0:1 --processes 0 -o", "report {} --seconds 0 -o"]
     for number, command in enumerate(commands):
         output = str(tmp_path / f"{number}.html")
         main([*command.format(config).split(), output])
-        assert probed.count(output) == 1, (command, probed)
+        assert [path for path, *_ in probes].count(output) == 1, (command, probes)
 
 
 def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, config):

@@ -53,13 +53,12 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, 
             corpus.find_documents("bos")
 
 
-def test_a_scan_is_cached_until_the_tokens_or_the_ids_change(tmp_path, write_tokens, monkeypatch, own_cache):
-    """The first three patches also cache small files and files that were just written. The last patch counts scans."""
+def test_a_scan_is_cached_until_the_tokens_or_the_ids_change(tmp_path, write_tokens, monkeypatch, calls_of, own_cache):
+    """The three patches also cache small files and files that were just written."""
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
-    scans, scan = [], document_finder._scan
-    monkeypatch.setattr(document_finder, "_scan", lambda *given: scans.append(given) or scan(*given))
+    scans = calls_of(document_finder, "_scan")
     tokens = np.random.default_rng(0).integers(0, 5, 10_000)
     path = write_tokens("0.npy", tokens, "uint16")
 

@@ -36,13 +36,12 @@ def test_masks_of_only_some_parts_are_refused_or_ignored_on_request(parts):
         assert open_corpus(where, dtype="uint16", use_loss_mask=False).ignores_loss
 
 
-def test_the_metadata_of_a_folder_of_parts_without_masks_are_read_once(parts, monkeypatch):
+def test_the_metadata_of_a_folder_of_parts_without_masks_are_read_once(parts, calls_of):
     for mask in sft.masks_of(parts):
         mask.unlink()
     (parts / "corpus.json").write_text(json.dumps(split_metadata(format="olmo", split="train", label_masks=False)))
-    load, paths = Json.load, []
-    monkeypatch.setattr(Json, "load", lambda path: paths.append(path) or load(path))
-    assert len(open_corpus(parts, dtype="uint16").shards) == 3 and paths == [str(parts / "corpus.json")]
+    loads = calls_of(Json, "load")
+    assert len(open_corpus(parts, dtype="uint16").shards) == 3 and loads == [(str(parts / "corpus.json"),)]
 
 
 def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):

@@ -161,12 +161,10 @@ def test_a_file_that_is_rewritten_in_place_has_the_rows_of_its_new_tokens(tmp_pa
     assert len(rows) == 4
 
 
-def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
+def test_a_boundary_file_is_read_once(tmp_path, cache, calls_of):
     """The cache keeps the hash of the file's documents, so the next process reads the file only if it changed."""
     prefix = write_prefix(tmp_path, "a", documents=9, seed=0)
-    reads = []
-    read_whole = boundary_documents.read_whole
-    monkeypatch.setattr(boundary_documents, "read_whole", lambda file: reads.append(file.path) or read_whole(file))
+    reads = calls_of(boundary_documents, "read_whole")
     first = open_corpus(prefix).documents.content
     assert open_corpus(prefix).find_documents().content == first and len(reads) == 1
     write_prefix(tmp_path, "a", documents=9, seed=1)

@@ -12,9 +12,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from children import BATCH, is_right, run, start, wait_until, write_counted
+from batches import pipeline_of
+from children import is_right, run, start, wait_until, write_counted
 
-from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import WindowLayout, open_corpus
 from grain_sft.errors import PipelineError
 from grain_sft.source import workers
 
@@ -32,8 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def pipeline(folder):
-    source = NpyDataSource(WindowLayout(open_corpus(folder, dtype="uint32"), 50))
-    return Pipeline(source, IndexSampler(len(source), global_batch_size=BATCH, seed=3), [ShiftTargets()])
+    return pipeline_of(WindowLayout(open_corpus(folder, dtype="uint32"), 50), order="shuffle")
 
 
 def workers_of(before):

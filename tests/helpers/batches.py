@@ -64,13 +64,18 @@ def error_of(config: Any, host: Any = Host(0, 1)) -> str:
     return str(error.value)
 
 
-def pipeline_of(layout: Any, transforms: Any = SHIFTED, *, host: Host = Host(0, 1), **sampler: Any) -> Pipeline:
-    """Return the pipeline of a layout, by default in the order `olmo`, seed 1, in batches of 4 rows."""
+def pipeline_of(
+    layout: Any, transforms: Any = SHIFTED, *, host: Host = Host(0, 1), run: Mapping[str, Any] = {}, **sampler: Any
+) -> Pipeline:
+    """Return the pipeline of a layout, by default in the order `olmo`, seed 1, in batches of 4 rows.
+
+    `run` has other arguments of the pipeline, such as `audit`.
+    """
     source = NpyDataSource(layout)
     sampler = {"global_batch_size": 4, "seed": 1, "order": "olmo", **sampler}
     if ORDERS[sampler["order"]].by_cost:
         sampler["costs"] = layout.row_costs
-    return Pipeline(source, IndexSampler(len(source), host=host, **sampler), transforms)
+    return Pipeline(source, IndexSampler(len(source), host=host, **sampler), transforms, **run)
 
 
 def take(pipeline: Pipeline, start: int, stop: int, **options: Any) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from contextlib import closing
 import prometheus_client
 from batches import pipeline_of
 
-from grain_sft import NgramFilter, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import NgramFilter, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.pipeline import standing_observers
 
 standing_observers()  # creates all counters
@@ -20,9 +20,7 @@ STALL = 0.1  # seconds of waiting that count as a stall in these tests
 def make(where, *transforms, epochs=1, observers=(), **options):
     layout = WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH)
     transforms = [NgramFilter(max_count=5), ShiftTargets(), *transforms]
-    plain = pipeline_of(layout, transforms, global_batch_size=BATCH, order="sequential", epochs=epochs)
-    # `pipeline_of` takes no observers
-    return Pipeline(plain.source, plain.sampler, transforms, observers=observers)
+    return pipeline_of(layout, transforms, run={"observers": observers}, order="sequential", epochs=epochs)
 
 
 def counted(name, **labels):

@@ -6,9 +6,10 @@ The extra `parity` installs OLMo-core, for which the CPU build of torch is enoug
 
 import numpy as np
 import pytest
+from batches import pipeline_of
 from making import olmo_loader, olmo_windows
 
-from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, WindowLayout, open_corpus
 
 pytestmark = pytest.mark.parity
 
@@ -47,11 +48,10 @@ def test_batches_of_every_rank_are_those_of_olmo_cores_loader(tmp_path, seed):
         paths.append(str(tmp_path / f"{number}.npy"))
         rng.integers(0, 50000, tokens, np.uint16).tofile(paths[-1])
     dataset = olmo_windows(paths, length, np.uint16)
-    source = NpyDataSource(WindowLayout(open_corpus(paths, dtype="uint16"), length))
+    layout = WindowLayout(open_corpus(paths, dtype="uint16"), length)
     for rank in range(ranks):
         loader = olmo_loader(dataset, tmp_path / "work", batch=batch, seed=seed, ranks=ranks, rank=rank)
-        sampler = IndexSampler(len(source), global_batch_size=batch, seed=seed, order="olmo", host=Host(rank, ranks))
-        batches = Pipeline(source, sampler, [ShiftTargets()]).iter()
+        batches = pipeline_of(layout, host=Host(rank, ranks), global_batch_size=batch, seed=seed).iter()
         for epoch in (1, 2):
             loader.reshuffle(epoch=epoch)
             for theirs in loader:

@@ -25,16 +25,17 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from batches import pipeline_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import grain_sft
-from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import WindowLayout, open_corpus
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.pipeline.read_ahead import ReadAhead
 
 COUNT = int(os.environ.get("GRAIN_SFT_EXCEPTIONS", "5000"))
-LENGTH, ROWS = 16, 4
+LENGTH = 16
 PACKAGE = os.path.dirname(grain_sft.__file__)
 pytestmark = pytest.mark.usefixtures("quiet_finalizers", "no_tracer")
 CALLS = ("CALL", "RESUME")  # prefixes of the names of bytecode instructions
@@ -45,12 +46,10 @@ class Raised(BaseException):
 
 
 @pytest.fixture
-def pipeline(tmp_path):
+def pipeline(tmp_path, write_tokens):
     """A pipeline with an audit log and epochs of 50 steps. Token k of its corpus is k."""
-    np.arange(50 * ROWS * LENGTH, dtype=np.uint32).tofile(tmp_path / "a.npy")
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), LENGTH))
-    sampler = IndexSampler(len(source), global_batch_size=ROWS, seed=1)
-    return Pipeline(source, sampler, [ShiftTargets()], audit=tmp_path / "audit")
+    corpus = open_corpus(write_tokens("a.npy", np.arange(200 * LENGTH)), dtype="uint32")
+    return pipeline_of(WindowLayout(corpus, LENGTH), run={"audit": tmp_path / "audit"}, order="shuffle")
 
 
 def global_batches(pipeline, **options):

@@ -25,7 +25,7 @@ class Raised(BaseException):
 @pytest.fixture
 def pipeline(write_tokens):
     """A pipeline with epochs of 50 steps. Token k of its corpus is k."""
-    corpus = open_corpus(write_tokens("a.npy", np.arange(200 * LENGTH), "uint32"), dtype="uint32")
+    corpus = open_corpus(write_tokens("a.npy", np.arange(200 * LENGTH)), dtype="uint32")
     return pipeline_of(WindowLayout(corpus, LENGTH), order="shuffle")
 
 

@@ -14,7 +14,7 @@ import grain
 import pytest
 from batches import pipeline_of
 
-from grain_sft import GrainSftError, Pipeline, WindowLayout, open_corpus
+from grain_sft import GrainSftError, WindowLayout, open_corpus
 from grain_sft.pipeline import Observer
 from grain_sft.source import workers
 from grain_sft.source.workers import InOrder
@@ -183,9 +183,10 @@ def test_workers_end_when_their_iterator_is_closed_and_next_then_raises(write_to
 
 
 def test_threads_that_close_one_iterator_together_close_it_once(write_tokens):
-    made, observer = pipeline_of(WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)), Observer()
+    observer = Observer()
     observer.iterator_closed = mock.Mock()
-    iterator = Pipeline(made.source, made.sampler, made.transforms, observers=[observer]).iter()
+    layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
+    iterator = pipeline_of(layout, run={"observers": [observer]}).iter()
     threads = [threading.Thread(target=iterator.close) for _ in range(2)]
     with iterator._lock:  # as during a slow `next`
         for thread in threads:

@@ -99,10 +99,8 @@ def test_amendments_name_records_as_the_command_does(folder):
         assert found.tolist() == sorted([first, *np.flatnonzero(sources == 2)])
 
 
-def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once(folder, tmp_path, monkeypatch):
-    corpus, reads = grain_sft.open_corpus(folder / "olmo"), []
-    read = traits.read_whole
-    monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))
+def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once(folder, tmp_path, calls_of):
+    corpus, reads = grain_sft.open_corpus(folder / "olmo"), calls_of(traits, "read_whole")
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
     assert corpus_documents_named([corpus], "12").tolist() == [12]  # the text "12" is one name, not the names 1 and 2

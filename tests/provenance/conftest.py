@@ -5,7 +5,7 @@ import pytest
 from audit_runs import ROWS
 from batches import pipeline_of
 
-from grain_sft import Pipeline, WindowLayout, open_corpus
+from grain_sft import WindowLayout, open_corpus
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,6 @@ def make(corpus, tmp_path):
 
     def pipeline(audit=tmp_path / "audit", **changed):
         options = {"global_batch_size": 16, "seed": 42, "epochs": 3, "order": "shuffle"} | changed
-        made = pipeline_of(WindowLayout(corpus, 16), **options)
-        return Pipeline(made.source, made.sampler, made.transforms, audit=audit)
+        return pipeline_of(WindowLayout(corpus, 16), run={"audit": audit}, **options)
 
     return pipeline

@@ -17,7 +17,7 @@ from audit_runs import ROWS, confirmed, entries, killed_and_resumed
 from batches import pipeline_of, take
 from sft_files import documents, write_episodes
 
-from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, open_corpus
+from grain_sft import Host, IndexSampler, PaddedLayout, open_corpus
 from grain_sft.errors import StorageError
 from grain_sft.provenance import check_audit
 from grain_sft.provenance.audit import read_line
@@ -123,9 +123,10 @@ def test_the_log_of_a_run_resumed_at_any_step_is_confirmed_in_every_order(make, 
 
 def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
     written = open_corpus(write_episodes(tmp_path / "chats", documents(60, longest=40)))
-    made = pipeline_of(PaddedLayout(written, 32, min_tokens=20), seed=7, order="episode")
+    layout = PaddedLayout(written, 32, min_tokens=20)
+    made = pipeline_of(layout, (), run={"audit": tmp_path / "audit.jsonl"}, seed=7, order="episode")
     assert 10 < len(made.source) < 60
-    take(Pipeline(made.source, made.sampler, audit=tmp_path / "audit.jsonl"), 0, 1, threads=0)
+    take(made, 0, 1, threads=0)
     start = entries(tmp_path / "audit.jsonl")[1]
     rows = np.random.RandomState(7).permutation(len(made.source))[:10]
     long = np.flatnonzero(written.documents.length >= 20)
@@ -149,11 +150,10 @@ def test_batches_that_are_only_read_ahead_add_no_entries(make, tmp_path, options
     confirmed(tmp_path / "audit", make())
 
 
-def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, tmp_path, monkeypatch):
+def test_between_the_borders_of_epochs_nothing_is_written_or_opened(make, calls_of):
     iterator = make().iter(threads=0)
     next(iterator)
-    opened, really = [], os.open
-    monkeypatch.setattr(os, "open", lambda *args, **kwargs: opened.append(args) or really(*args, **kwargs))
+    opened = calls_of(os, "open")
     assert len(list(itertools.islice(iterator, 5))) == 5 and not opened
     next(iterator)
     assert len(opened) == 2

@@ -210,12 +210,11 @@ def test_the_parts_of_iter_trace_join_to_the_trace(layouts):
     assert {part.receipt for part in parts} == {pipeline.receipt.code}
 
 
-def test_a_trace_reads_the_file_of_sources_once(tmp_path, monkeypatch):
+def test_a_trace_reads_the_file_of_sources_once(tmp_path, calls_of):
     write_olmo(tmp_path / "sft", documents(20), sources=True)
     layout = PackedLayout(open_corpus(tmp_path / "sft", dtype="uint16", eos_token_id=2), LENGTH, cache_dir=tmp_path)
-    read, original = [], traits.read_whole
-    monkeypatch.setattr(traits, "read_whole", lambda file: read.append(file) or original(file))
-    assert trace(pipeline_of(layout), range(1)).record.min() > 0 and len(read) == 1
+    reads = calls_of(traits, "read_whole")
+    assert trace(pipeline_of(layout), range(1)).record.min() > 0 and len(reads) == 1
 
 
 class EvenRows(WindowLayout):

@@ -204,11 +204,10 @@ def test_an_exhausted_source_leaves_its_share_to_the_others():
     assert sources[: last + 1].tolist() == endless.choose(np.arange(last + 1))[0].tolist()
 
 
-def test_tables_end_soon_after_a_source_is_exhausted(monkeypatch):
-    rows, table = [], proportions.ScheduleTable
-    monkeypatch.setattr(proportions, "ScheduleTable", lambda *given: rows.append(given[2]) or table(*given))
+def test_tables_end_soon_after_a_source_is_exhausted(calls_of):
+    tables = calls_of(proportions, "ScheduleTable")
     mixed = Proportions([(0, shares(0.200001, 0.3, 0.499999))], [50, 60, 70], ["renormalize"] * 3)
-    assert mixed.length == 180 and max(rows) < 300
+    assert mixed.length == 180 and max(num_rows for _, _, num_rows in tables) < 300
 
 
 @settings(max_examples=examples(60), deadline=None)

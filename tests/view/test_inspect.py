@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from batches import SHIFTED, load, pipeline_of, sections, write_config
 
-from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
+from grain_sft import Host, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError
 from grain_sft.layout import MegatronGptLayout
 from grain_sft.pipeline import Amendment
@@ -145,8 +145,8 @@ def test_withdrawn_tokens_of_a_window_are_counted_and_not_noted_as_a_change_by_a
     amendments = [Amendment(0, withdraw=range(0, corpus.num_documents, 2))]
 
     def views(layout, *transforms):
-        sampler = IndexSampler(len(layout), global_batch_size=len(layout), seed=1)
-        return view_rows(Pipeline(NpyDataSource(layout), sampler, [ShiftTargets(), *transforms], amendments=amendments), 0)
+        run, transforms = {"amendments": amendments}, [ShiftTargets(), *transforms]
+        return view_rows(pipeline_of(layout, transforms, run=run, global_batch_size=len(layout)), 0)
 
     partly = 0
     for view in views(WindowLayout(corpus, 512), ResetAtEod(corpus.eos_token_id)):

@@ -7,10 +7,10 @@ import sys
 import grain
 import numpy as np
 import pytest
-from batches import load
+from batches import load, pipeline_of
 from report_tables import data_of
 
-from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError, SamplerError, WrongTypeError
 from grain_sft.provenance import difference
@@ -132,8 +132,8 @@ def test_a_page_shows_loss_weights_and_four_byte_ids_without_texts(write_tokens,
             part = np.resize(weights, (len(element["tokens"]), 50))
             return {**element, "loss_weights": part, "loss_mask": part != 0}
 
-    source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "sft", dtype="uint32"), 50))
-    pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [Weigh(), ShiftTargets()])
+    layout = WindowLayout(open_corpus(tmp_path / "sft", dtype="uint32"), 50)
+    pipeline = pipeline_of(layout, [Weigh(), ShiftTargets()], global_batch_size=2)
     path, batch = tmp_path / "weights.html", pipeline[1]
     path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
     for row, entry in enumerate(data_of(path)["steps"][1]["rows"]):

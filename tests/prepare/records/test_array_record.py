@@ -106,7 +106,7 @@ def test_a_file_in_a_bucket_may_be_replaced_by_one_of_equal_size(client, tmp_pat
         assert read(url) == [{"text": record.decode()} for record in records]
 
 
-def test_only_the_chunks_of_a_unit_are_read_from_a_file_in_a_bucket(client, tmp_path, many_units, monkeypatch):
+def test_only_the_chunks_of_a_unit_are_read_from_a_file_in_a_bucket(client, tmp_path, many_units, calls_of):
     draw = random.Random(4)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "a", [record["text"].encode() for record in expected], "group_size:2,uncompressed")
@@ -114,8 +114,7 @@ def test_only_the_chunks_of_a_unit_are_read_from_a_file_in_a_bucket(client, tmp_
     client.pipe_file(url, path.read_bytes())
     assert read(url) == expected
     entry, units = units_of(url)
-    reads, read_range = [], files.read_range
-    monkeypatch.setattr(files, "read_range", lambda *place: reads.append(place) or read_range(*place))
+    reads = calls_of(files, "read_range")
     begin = units[1].first - 1
     assert [raw for _, raw in inputs.read_records(entry, units[1])] == expected[begin : begin + units[1].records]
     assert sum(stop - start for _, start, stop in reads) == units[1].size < entry.size / 5

@@ -163,21 +163,20 @@ def test_a_cut_file_and_a_flipped_bit_give_an_error_or_the_same_records(kind, ca
 
 
 @pytest.mark.parametrize("part_bytes", [500, 1 << 26], ids=["parts of row groups", "whole row groups"])
-def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
+def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, calls_of, part_bytes):
     monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
     monkeypatch.setattr(parquet_file, "_BATCH", 40)
-    opened, batch_rows, open_file, rows_of = [], [], parquet_file._open, parquet_file.rows_of
-    monkeypatch.setattr(parquet_file, "rows_of", lambda batch: batch_rows.append(batch.num_rows) or rows_of(batch))
+    decoded = calls_of(parquet_file, "rows_of")
     path, expected = tmp_path / "a.parquet", [{"text": [{"a": f"a text {number}"}]} for number in range(250)]
     rows = [{**row, "absent": None} for row in expected]
     expected[3]["text"][0]["weight"] = 0.5  # which is None in the other rows
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100)
     assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
-    monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
+    opened = calls_of(parquet_file, "_open")
     assert read_all(path) == list(enumerate(expected, 1))
     assert len(opened) == 2  # to describe it, and to read it
     assert (len(inputs.plan_units(inputs.list_inputs([[str(path)]]))) > 3) == (part_bytes == 500)
-    assert (max(batch_rows) < 40) == (part_bytes == 500)  # long rows are decoded a few at a time
+    assert (max(batch.num_rows for (batch,) in decoded) < 40) == (part_bytes == 500)  # long rows are decoded a few at a time
 
 
 def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):

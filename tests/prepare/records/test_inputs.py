@@ -199,7 +199,7 @@ def test_the_error_of_a_record_that_is_too_long_names_it(tmp_path, monkeypatch, 
 
 
 @ANY
-def test_no_byte_is_read_twice_and_the_first_records_are_read_without_the_rest(tmp_path, monkeypatch, compression):
+def test_no_byte_is_read_twice_and_the_first_records_are_read_without_the_rest(tmp_path, monkeypatch, calls_of, compression):
     """A worker reads the units of a compressed file in order. A dry run and the training of a tokenizer read all records."""
     monkeypatch.setattr(inputs, "BLOCK", 2000)
     monkeypatch.setattr(inputs, "_TAIL", 1)
@@ -208,8 +208,7 @@ def test_no_byte_is_read_twice_and_the_first_records_are_read_without_the_rest(t
     slices = [data[start : start + 9000] for start in range(0, len(data), 9000)]
     path = written(tmp_path / "a", b"".join(map(COMPRESS[compression], slices)))
     entry, units = units_of(path)
-    reads, read_range = [], decompression.files.read_range
-    monkeypatch.setattr(decompression.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
+    reads = calls_of(decompression.files, "read_range")
     if compression:
         assert sum(len(list(inputs.read_records(entry, unit))) for unit in units) == 5000 > len(units) > 5
         assert len(reads) == len(set(reads)) == -(-entry.size // decompression.BLOCK)
