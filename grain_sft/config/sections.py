@@ -222,7 +222,7 @@ def config_schema() -> dict[str, Any]:
         "corpus": {"$ref": "#/$defs/Corpus"},
         "layout": {"anyOf": layouts},
         "sampler": {"$ref": "#/$defs/Sampler"},
-        "transforms": {"type": "array", "items": _entry_schema(TRANSFORMS, definitions)},
+        "transforms": {"type": ["array", "null"], "items": _entry_schema(TRANSFORMS, definitions)},
         "observers": {"type": "array", "items": _entry_schema(OBSERVERS, definitions)},
         "amendments": {"type": "array", "items": {"anyOf": amendments}},
         "stages": {"type": "array", "items": {"$ref": "#/$defs/Stage"}},
