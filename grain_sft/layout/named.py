@@ -210,28 +210,27 @@ class _Inputs:
         self._corpus = corpus
 
     @functools.cached_property
-    def _columns(self) -> Ints | None:
-        """Input of each document, and its line or row: int64 [2, documents]; None for a corpus without a file of sources."""
-        table = sources_of(self._corpus)
-        return None if table is None else np.ascontiguousarray(table.T)
+    def _table(self) -> Ints | None:
+        """int64 [documents, 2], input of each document, and its line or row; None for a corpus without a file of sources."""
+        return sources_of(self._corpus)
 
     @functools.cached_property
     def _numbers(self) -> list[int]:
-        return [] if self._columns is None else np.unique(self._columns[0]).tolist()
+        return [] if self._table is None else np.unique(self._table[:, 0]).tolist()
 
     def documents_of(self, name: str) -> Ints | None:
         """Return the documents of an input, or of one of its records; None for a corpus without that input."""
-        if self._columns is None:
+        if self._table is None:
             return None
         if (number := self._number_of(name)) is not None:
-            return np.flatnonzero(self._columns[0] == number)
+            return np.flatnonzero(self._table[:, 0] == number)
         source, _, line = name.rpartition(":")
         is_record = source and _is_number(line) and self._number_of(source) is not None
         return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
         """See the function `documents_of_record`."""
-        if self._columns is None:
+        if self._table is None:
             hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
         name, _, line = record.rpartition(":")
@@ -239,7 +238,7 @@ class _Inputs:
             raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
         if (number := self._number_of(name)) is None:
             raise CorpusError(f"record {record!r}: no such input. Say which of {self._listed}: INPUT:LINE.")
-        inputs, lines = self._columns
+        inputs, lines = self._table.T
         return np.flatnonzero((inputs == number) & (lines == int(line)))
 
     def _number_of(self, name: str) -> int | None:

@@ -241,7 +241,7 @@ class PackedLayout(Layout):
         """Number of documents that are split into several segments, summed over epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
-    @property
+    @functools.cached_property
     def _rows_receipt(self) -> str:
         return self._hash_of([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
 

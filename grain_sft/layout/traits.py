@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from grain_sft.layout.packing import PackingOptions
     from grain_sft.layout.plan import Plan
+
+
+_tables: weakref.WeakValueDictionary[Any, Ints] = weakref.WeakValueDictionary()  # results of `sources_of` that are in use
 
 
 class Traits:
@@ -130,10 +134,17 @@ class Traits:
 
 
 def sources_of(corpus: Corpus) -> Ints | None:
-    """Return `corpus.sources`. Skip the check that each document has an entry, because the check searches for documents."""
-    if corpus.sources_file is None or "sources" in vars(corpus):
+    """Return `corpus.sources`. Skip the check that each document has an entry, because the check searches for documents.
+
+    While a result is in use, as for one stage of a run, the same file is not read again.
+    """
+    file = corpus.sources_file
+    if file is None or "sources" in vars(corpus):
         return corpus.sources
-    data = read_whole(corpus.sources_file)
-    if len(data) % 16:
-        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes, not a multiple of 16. Copy the file again.")
-    return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
+    table = _tables.get((file, file.version))
+    if table is None:
+        data = read_whole(file)
+        if len(data) % 16:
+            raise CorpusError(f"{file.path}: {len(data)} bytes, not a multiple of 16. Copy the file again.")
+        table = _tables[file, file.version] = np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
+    return table

@@ -107,6 +107,8 @@ def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once
     assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20
     (tmp_path / "names").write_text(str(tmp_path / "names"))
     padded = grain_sft.PaddedLayout(corpus, 64)
+    documents_named_in([padded, grain_sft.PaddedLayout(corpus, 32)], "more.jsonl")
+    assert len(reads) <= 2  # two layouts share one read
     names = {str(tmp_path / "names"): "is not a document number", -1: "document=-1: expected an integer, 0 or more"}
     for name, message in (names | {1.5: "document=1.5: expected", str(1 << 63): "expected at most"}).items():
         with pytest.raises(RowIndexError, match=message):

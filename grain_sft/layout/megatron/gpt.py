@@ -215,7 +215,7 @@ class MegatronGptLayout(Layout):
         lines: list[LeftOut] = [("ends of streams that fill no row", None, remainder)]
         return lines if self._cut.drop_last else [*lines, *super().left_out()]
 
-    @property
+    @functools.cached_property
     def _rows_receipt(self) -> str:
 
         def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
