@@ -1,7 +1,7 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-A file of plain lines is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte. Other files are cut
-between records. The corpus does not depend on the cuts.
+A file of plain lines (uncompressed JSONL) is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte.
+Other files are cut between records. The corpus does not depend on the cuts.
 """
 
 import dataclasses

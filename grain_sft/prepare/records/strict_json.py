@@ -94,8 +94,8 @@ def check_text(text: str, where: str) -> None:
     """Raise a `RecordError` if `text` contains NUL or half of a surrogate pair."""
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
-    if not text.isascii() and (found := _SURROGATE.search(text)):
-        problem = f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair"
+    if not text.isascii() and (half := _SURROGATE.search(text)):
+        problem = f"{where}: character {half.start()} is \\u{ord(half.group()):04x}, half of a surrogate pair"
         raise RecordError(f"{problem}, which is not a character. Write the whole pair, or remove it.")
 
 

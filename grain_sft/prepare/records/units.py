@@ -39,7 +39,7 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file. In a file of plain lines (uncompressed JSONL), a line may begin in one part and end in the next.
+      parts: Parts of the file. In a file of plain lines (uncompressed JSONL), a line may begin in one part and end in another.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: What the readers of units need, by kind. "array_record": the encoding of the records, such as "json". "parquet": the
@@ -114,7 +114,7 @@ class Scanner:
         return taken
 
     def add(self, records: int, content: int) -> None:
-        """Count records that end at `position` and have `content` bytes. End the part if it has enough content."""
+        """Count records that end at `position`. End the part if it has enough `content`: bytes as the caller counts them."""
         self._records += records
         self._content += content
         if self._content >= self._min_bytes:

@@ -15,7 +15,7 @@ _RECORDS = re.compile(rf"\.(jsonl|ndjson|json)({_COMPRESSION})?$|\.(parquet|arro
 ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 TEXT_NAME = re.compile(rf"\.(txt|md)({_COMPRESSION})?$", re.IGNORECASE)  # a text is one document
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
-_BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
+_BESIDE_INFO = ("state.json", "features.json")  # metadata, but only in a folder that also has dataset_info.json
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
@@ -121,7 +121,7 @@ def _local_files(folder: Path, folders: Folders, above: frozenset[str]) -> Itera
 
 
 def _is_left_out(name: str, folder: str | Path) -> bool:
-    """Return whether a subfolder of `folder` is left out. Refuse the log of a Delta table: only it lists the table's files."""
+    """Return whether the subfolder `name` of `folder` is left out. Refuse the log of a Delta table, which is not read."""
     if name == "_delta_log":
         raise CorpusFileError(f"{folder}: is a Delta table, which may have files of old versions. Write new Parquet files.")
     return name.startswith((".", "_"))  # as in Arrow and Spark

@@ -33,6 +33,7 @@ _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")  # the 
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
 _OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all other characters
+# keys of messages and of calls, which a disguise keeps
 _MESSAGE_KEYS = ("content", "reasoning_content", "thinking", "tool_calls", "id", "type", "function", "name", "arguments")
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 

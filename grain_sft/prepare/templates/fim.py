@@ -54,9 +54,9 @@ class FillInTheMiddle:
 
     def pieces(self, text: str) -> list[Piece]:
         """Return the parts of a text and the special tokens between them. The same text and options make the same pieces."""
-        return self.drawn(text, _draws(text, self._options.seed))
+        return self.pieces_by_draws(text, _draws(text, self._options.seed))
 
-    def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
+    def pieces_by_draws(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text. `draws` yields the draws of the text, then those of its fragments.
 
         Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a

@@ -22,7 +22,7 @@ def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
         named = {"fim_split_sample": case["split"], "fim_no_prefix": case["without"]}
         fim = FillInTheMiddle(tokenizer, TemplateOptions(**rates, **named))
         draws = ((0 if chosen else LAST, 0 if spm else LAST, *cuts) for chosen, spm, *cuts in case["draws"])
-        pieces = [piece for piece, _ in fim.drawn(case["text"], draws)]
+        pieces = [piece for piece, _ in fim.pieces_by_draws(case["text"], draws)]
         ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else list(piece) for piece in pieces]
         assert [number for part in ids for number in part] == case["ids"], case
         assert next(draws, None) is None  # all of Megatron's draws are used

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from chat_styles import QWEN
 from documents import request_of, write
 from prepared import CHATML, chat, turns
 from template_rules import render_one
@@ -16,6 +18,7 @@ from grain_sft import open_corpus
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, load_tokenizer, prepare
 from grain_sft.prepare.templates import Rendered
+from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate
 
 
@@ -69,6 +72,20 @@ def test_a_template_that_ignores_one_of_many_results_is_refused_after_few_render
     with mock.patch.object(ChatTemplate, "attempt", autospec=True, side_effect=ChatTemplate.attempt) as attempt:
         error = render_one(load_tokenizer(save_sentencepiece(tmp_path)), "hf", record, chat_template=ignores_one)
     assert "the chat template writes nothing of tool" in str(error) and attempt.call_count < 9
+
+
+def test_the_turns_of_a_long_chat_with_calls_are_found_by_a_few_renderings(tmp_path):
+    template, messages = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), QWEN), turns("q")
+    for number in range(30):
+        call = {"role": "assistant", "content": "a" * (number % 3), "tool_calls": [{"name": "f", "arguments": {"n": number}}]}
+        messages += [call, {"role": "tool", "content": f"<|im_end|> {number}"}]
+    messages.append({"role": "assistant", "content": "<think>\nx\n</think>\n\ndone"})
+    chat = RenderedChat(template, messages, None, template.render(messages))
+    turns_of_chat = [index for index, role in enumerate(chat.roles) if role == "assistant"]
+    with mock.patch.object(template, "attempt", side_effect=template.attempt) as attempt:
+        spans = find_turns(chat, turns_of_chat)
+    expected = re.findall(r"<\|im_start\|>assistant\n(.*?)<\|im_end\|>", chat.text, re.DOTALL)
+    assert [chat.text[start:stop] for start, stop in spans] == expected and len(expected) == 31 > 2 * attempt.call_count
 
 
 def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
