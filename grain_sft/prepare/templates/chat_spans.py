@@ -129,11 +129,11 @@ def _spans_of(chat: RenderedChat, turns: Sequence[int], *, whole: bool) -> Spans
     With `whole`, a span also has what the template writes for the other keys of a turn, such as calls.
     """
     around = functools.partial(_around_turns, chat.template, chat.messages, chat.tools, whole=whole)
-    gaps, *halves = around(turns), around(turns[::2]), around(turns[1::2])
-    if gaps is None or halves[0] is None or halves[1] is None:
+    gaps, even, odd = around(turns), around(turns[::2]), around(turns[1::2])
+    if gaps is None or even is None or odd is None:
         return None
-    # with marks in the other half of the turns, a turn is in the part between two marks, between two gaps
-    parts = [halves[number % 2][number // 2] for number in range(1, len(turns) + 1)]
+    # where only the other half of the turns is marked, a turn is in the part between two marks, between two gaps
+    parts = [(odd if number % 2 else even)[number // 2] for number in range(1, len(turns) + 1)]
     two_gaps = itertools.pairwise(gaps)
     texts = [part[len(gap) : len(part) - len(next_gap)] for part, (gap, next_gap) in zip(parts, two_gaps, strict=True)]
     return _spans_between(gaps, texts, chat.text)
