@@ -6,6 +6,7 @@ Documents and splits are those of megatron-core, every form of path works, and d
 import itertools
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from megatron_files import CASES, GOLDEN, write_megatron
 from sft_files import error_of
 
 from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
+from grain_sft.corpus import FORMATS, DirectoryListing
+from grain_sft.corpus.formats import metadata
 from grain_sft.layout import RunDocuments
+from grain_sft.storage import files
 from grain_sft.verify import verify
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
@@ -265,6 +269,14 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix
     shutil.copy(tmp_path / f"b{suffix}", tmp_path / f"a{suffix}")
     with pytest.raises(GrainSftError, match=rf"a\{suffix}: the file has the size that was indexed, but other content"):
         corpus.document(1)
+
+
+def test_the_requests_for_a_list_in_a_bucket_are_made_at_once(monkeypatch):
+    both = threading.Barrier(2, timeout=10)  # breaks if one request waits for the other
+    monkeypatch.setattr(metadata, "_list", lambda folder: ["x.bin", "x.idx", str(both.wait())])
+    monkeypatch.setattr(files, "exists", lambda path: both.wait() >= 0)
+    for paths in (["gs://a/x.bin", "gs://b/x.idx"], ["gs://a/x", "gs://b/x"]):
+        assert FORMATS.make("megatron").detect_list(paths, DirectoryListing())
 
 
 def test_commands_accept_a_blend_and_a_split(tmp_path, run_command, own_cache):

@@ -53,7 +53,12 @@ class Files(Format):
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open files, globs and folders. The folder of a prepared corpus opens its training split."""
-        opened = [_training_split(path, options, listing) or expand(path) for path in paths]
+
+        def token_files(path: str) -> Sequence[str]:
+            return _training_split(path, options, listing) or expand(path)
+
+        are_remote = any(map(files.is_remote, paths))  # folders in a bucket are searched at once
+        opened = scan_in_threads(token_files, paths) if are_remote else map(token_files, paths)
         return corpus_of_files([(path, "") for paths in opened for path in paths], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -118,9 +123,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     file_formats = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
-    remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
-    if len(remote_folders) > 1:
-        scan_in_threads(listing.names, remote_folders)  # all at once, because each listing waits for a request
+    listing.list_at_once(path for path, _ in labelled)
 
     parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`

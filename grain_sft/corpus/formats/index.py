@@ -10,17 +10,9 @@ import msgspec
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import FileFormats, corpus_of_files
-from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
+from grain_sft.corpus.formats.metadata import THREADS, CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
-from grain_sft.corpus.formats.scanning import (
-    THREADS,
-    ReadOptions,
-    TokenFile,
-    check_loss,
-    check_masks,
-    corpus_of,
-    scan_in_threads,
-)
+from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, scan_in_threads
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
@@ -139,7 +131,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
                 size = os.stat(file.path).st_size
             except (OSError, ValueError) as error:  # ValueError: a path with a NUL
                 problem = f"{file.path}: can't be found ({error}), but the index {path} lists it"
-                raise CorpusFileError(f"{problem}. If the data moved, give path_remap.") from error
+                raise CorpusFileError(f"{problem}. If the data moved, give path_remap; else, build the index again.") from error
             if size != file.size:
                 raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
@@ -165,7 +157,9 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
     if corpus.has_loss:
         return corpus
-    parts = list(map(FileFormats(DirectoryListing()).find_loss, tokens))
+    listing = DirectoryListing()
+    listing.list_at_once(tokens)
+    parts = list(map(FileFormats(listing).find_loss, tokens))
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus

@@ -58,8 +58,10 @@ class Megatron(Format):
             return True
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
         if without_suffix:
-            return any(_is_index(f"{path}{_INDEX}") or self._in_folder(path, listing) for path in without_suffix)
-        return all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
+            are_prefixes = scan_in_threads(lambda path: _is_index(f"{path}{_INDEX}"), without_suffix)
+            return any(are_prefixes) or any(scan_in_threads(lambda path: self._in_folder(path, listing), without_suffix))
+        listing.list_at_once(paths)
+        return all(self.owner(path, listing) for path in paths)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
@@ -72,11 +74,11 @@ class Megatron(Format):
         weights, named = _blend(paths)
         spelled: dict[str, str] = {}  # by prefix, how the list names it first
         prefixes: list[str] = []
-        for path in named:
+        found = scan_in_threads(lambda path: self._prefixes(files.absolute(path), listing), named)
+        for path, prefixes_of_path in zip(named, found, strict=True):
             # a prefix that is named in several ways, such as A, A.bin and A.idx, is read once
             if not weights and spelled.setdefault(_stem(files.absolute(path)), path) != path:
                 continue
-            prefixes_of_path = self._prefixes(files.absolute(path), listing)
             if weights and len(prefixes_of_path) > 1:
                 raise CorpusError(f"{path}: {len(prefixes_of_path)} prefixes; expected one for each weight. List them.")
             prefixes += prefixes_of_path
@@ -130,6 +132,7 @@ class Megatron(Format):
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     """Return a `Split` for each prefix, with the metadata of its folder."""
+    listing.list_at_once(prefixes)
 
     @functools.cache
     def split_of(folder: str) -> Split:

@@ -12,9 +12,11 @@ from absl import logging
 
 from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.options import check_value
-from grain_sft.storage import Count, files
+from grain_sft.storage import Count, files, in_threads
 
 T = TypeVar("T")
+
+THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
 
 PREPARE = "prepare.json"
 """Name of the file in a corpus's folder with the request, tokenizer and inputs of `grain-sft prepare`."""
@@ -80,6 +82,12 @@ class DirectoryListing:
         if folder not in self._names:
             self._names[folder] = frozenset(_list(folder))
         return self._names[folder]
+
+    def list_at_once(self, paths: Iterable[str]) -> None:
+        """List the remote folders of the files `paths`. Listed one after another, each would wait for a request."""
+        folders = {files.parent(path) for path in paths if files.is_remote(path)}
+        if len(folders) > 1:
+            list(in_threads(self.names, folders, threads=THREADS))
 
     def find(self, folder: str, name: str) -> str:
         """Return the path of the file `name` in `folder`; "" if it does not exist."""

@@ -12,6 +12,7 @@ import numpy as np
 from grain_sft.corpus.array_file import MAGIC, first_true
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats.metadata import THREADS as THREADS
 from grain_sft.corpus.formats.metadata import CorpusMetadata
 from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
@@ -21,7 +22,6 @@ from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
 from grain_sft.types import Array
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
-THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
 
 T = TypeVar("T")
 Subset = Literal["train", "valid", "test"]
