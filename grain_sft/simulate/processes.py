@@ -176,6 +176,7 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
         moved["corpus"] = changes
     if stages := sections.get("stages"):  # a config replaces the whole list that it inherits
         moved["stages"] = [overlay(stage, {"corpus": changes_of(stage.get("corpus", {}))}) for stage in stages]
+        moved["sampler"] = {"schedule": None}  # stages that replacements made contain the schedule of the config
     return moved if folders else config
 
 

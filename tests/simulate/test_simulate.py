@@ -165,11 +165,16 @@ def test_a_process_has_caches_of_its_own(write_tokens, tmp_path, monkeypatch):
     plain = {"path": str(write_tokens("a.npy", np.arange(60 * 1024) % 500)), "weight": 1, "dtype": "uint32"}
     folders = {"a": "/cache/x", "b": "/cache/y", "c": "/cache/x"}
     sources = {name: plain | {"remote": cache_in(folder)} for name, folder in folders.items()}
-    config = write_config(tmp_path / "config.json", config_of({"mixture": {**sources, "plain": plain}}, WINDOWS, 8))
+    stated = config_of({"mixture": {**sources, "plain": plain}}, WINDOWS, 8)
+    config = write_config(tmp_path / "config.json", stated)
     own = load(processes._config_with_own_caches(str(config), "/own"))
     used = {name: layout.corpus.remote.cache for name, layout in own.source.layout.parts.items() if name != "plain"}
     assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
     assert all(each.folder.startswith("/own/") and each.max_bytes == 1 << 23 for each in used.values())
+    stated["sampler"]["schedule"] = [{"step": 1, "global_batch_size": 16}]
+    stated["amendments"] = [{"replace": {"from": 2, "source": "a", "path": plain["path"]}}]
+    replaced = str(write_config(tmp_path / "replaced.json", stated))
+    assert load(processes._config_with_own_caches(replaced, "/own")).data_key == load(replaced).data_key
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", "/cache")
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_BYTES", "8MiB")
     monkeypatch.setattr(processes, "run_python", lambda *_, environment: environment)
