@@ -37,7 +37,7 @@ _COUNTERS = {
     "shard_cache_misses": "Blocks that were not in the shard cache when they were wanted.",
     "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
 }
-_STORES = {"local_bytes": "local", "remote_bytes": "remote"}
+_STORES = {"local_bytes": "local", "remote_bytes": "remote"}  # label of the counter grain_sft_read_bytes, by `activity` count
 _HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time that a thread took to make each batch."}
 
 

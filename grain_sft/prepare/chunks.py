@@ -10,7 +10,9 @@ A chunk has the documents of one group of units. A unit is a few MiB of an input
 """
 
 import collections
+import concurrent.futures
 import dataclasses
+import glob
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import StorageError
-from grain_sft.storage import files, in_threads
+from grain_sft.storage import files
 
 RECORD = np.dtype(
     [
@@ -135,10 +137,8 @@ class Chunks:
         files.write_bytes(self.path(number), data)
 
     def header(self, number: int) -> Header | None:
-        """Return the header of a chunk; None if the chunk is missing, damaged, or of another preparation."""
+        """Return the header of a chunk that exists; None if the chunk is damaged, or of another preparation."""
         path = self.path(number)
-        if not files.exists(path):
-            return None
         try:
             header = msgspec.json.decode(files.read_range(path, 0, _HEADER_BYTES), type=Header)
         except ValueError:
@@ -146,7 +146,12 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        return list(self._read_each(self.header, range(count)))
+        """Return the headers of the first `count` chunks. None stands for a chunk that is missing or has no valid header."""
+        # a listing, because a request for each missing chunk would take long: 50 s instead of 1 s for 20,000 of them
+        names = set(map(files.name_of, files.glob(files.join(glob.escape(self._folder), "*.chunk"))))
+        existing = [number for number in range(count) if files.name_of(self.path(number)) in names]
+        headers = dict(zip(existing, self._read_each(self.header, existing), strict=True))
+        return [headers.get(number) for number in range(count)]
 
     def headers(self, count: int) -> tuple[Header, ...]:
         """Return the headers of the first `count` chunks. Raise a StorageError if a chunk has no valid header."""
@@ -176,5 +181,6 @@ class Chunks:
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
         """Yield `read(number)` for each number, in order. At most `AT_ONCE` results are in memory."""
-        for start in range(0, len(numbers), AT_ONCE):
-            yield from in_threads(read, numbers[start : start + AT_ONCE], threads=AT_ONCE)
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
+            for start in range(0, len(numbers), AT_ONCE):
+                yield from threads.map(read, numbers[start : start + AT_ONCE])

@@ -142,14 +142,20 @@ class _CorpusDocuments(Documents):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the new corpus. `sizes` are `part_bytes` and `shard_tokens`."""
+        """Return the request of the new corpus, with "convert" in place of a template.
+
+        `sizes` are `part_bytes` and `shard_tokens`.
+        """
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
         return Request((Dataset((self.where,)),), "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any], code: list[str]) -> dict[str, Any]:
-        """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus. See `Format.code`."""
+        """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus.
+
+        `code` is the `Format.code` of the new format.
+        """
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({artifact.hash_of(self.withdrawn.tolist())[:16]})"

@@ -174,7 +174,8 @@ class ChunkDocuments(Documents):
                 raise StorageError(f"{self._chunks.path(part)}: changed while in use. Prepare again.")
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        inputs, lines = (self._chunks.column(self.headers, name) for name in ("input", "line"))
+        records_of_chunks = self._chunks.records(self.headers)
+        of_chunks = [np.stack([records["input"], records["line"]], axis=1) for records in records_of_chunks]
+        sources = np.concatenate([np.empty((0, 2), np.int64), *of_chunks])
         for begin in range(0, len(ids), BLOCK_SOURCES):
-            block_ids = ids[begin : begin + BLOCK_SOURCES]
-            yield np.stack([inputs[block_ids], lines[block_ids]], axis=1).astype(np.int64)
+            yield sources[ids[begin : begin + BLOCK_SOURCES]]

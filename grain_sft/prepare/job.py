@@ -69,7 +69,7 @@ class Job(Renderer):
 
     def make_chunk(self, group: int) -> None:
         """Render a group of units to its chunk, unless the chunk exists."""
-        if self.chunks.header(group) is None:
+        if not files.exists(self.chunks.path(group)) or self.chunks.header(group) is None:
             self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:

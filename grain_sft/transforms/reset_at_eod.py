@@ -20,8 +20,8 @@ class ResetAtEod(grain.transforms.Map):
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: Maximum length, in tokens, of a segment that is joined with the next segment, as in MaxText. 0 and 1
-        turn joining off.
+      min_segment_length: Number of tokens up to which a segment is joined with the next one, as in MaxText. 0 and 1 join no
+        segments.
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.

@@ -15,8 +15,8 @@ from grain_sft.errors import CorpusError
 CHAT_TEMPLATE = "chat_template.jinja"  # file of the chat template in a tokenizer's directory
 
 MARKER = re.compile("<[|\uff5c].+[|\uff5c]>|</?myPT_\\w+>", re.DOTALL)
-"""Spellings of control tokens, such as `<|eot|>`. A token so spelled is a control token even if it is declared ordinary, as
-DeepSeek's `<\uff5cUser\uff5c>` is.
+"""Spellings of control tokens, such as `<|eot|>`. A token with such a spelling is a control token, even if the tokenizer's
+files declare it ordinary. DeepSeek's files do so with `<\uff5cUser\uff5c>`.
 """
 
 Offsets = npt.NDArray[np.int64]
