@@ -6,7 +6,7 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
-from grain_sft.corpus import Corpus, LossReader
+from grain_sft.corpus import LossReader
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
@@ -51,7 +51,10 @@ class Sources:
             table = part.sources
             self._parts.append(_Part(first_shard, first_document, len(self.names), table, source_of_shard))
             first_shard += len(labels)
-            inputs = tuple(number_of_label) if table is None else _names_of_inputs(part.corpus, table)
+            inputs = tuple(number_of_label)
+            if table is not None:
+                num_unnamed = int(table[:, 0].max(initial=-1)) + 1 - len(part.corpus.source_names)
+                inputs = (*part.corpus.source_names, *[""] * num_unnamed)
             if name and len(inputs) == 1:
                 inputs = (name,)
             elif name:
@@ -84,12 +87,6 @@ class Sources:
             source[in_part] = part.table[number_in_part, 0] + part.first_name
             record[in_part] = part.table[number_in_part, 1]
         return source, record
-
-
-def _names_of_inputs(corpus: Corpus, table: Ints) -> tuple[str, ...]:
-    """Return the name of each input that `table` lists; "" for an input that the corpus does not name."""
-    num_unnamed = int(table[:, 0].max(initial=-1)) + 1 - len(corpus.source_names)
-    return (*corpus.source_names, *[""] * num_unnamed)
 
 
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:

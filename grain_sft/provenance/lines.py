@@ -147,10 +147,10 @@ def iter_trace(
     names = RunNames(pipeline)
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
-        yields_empty_trace = not steps and stage is pipeline.stages[0]
-        if not steps_of_stage and not yields_empty_trace:
+        if not steps_of_stage and (steps or stage is not pipeline.stages[0]):
             continue
         sampler, hosts = _hosts(stage.sampler, host)
+        sampler.batch_sizes.check_from(steps_of_stage.start, sampler.host.count, steps_of_stage.stop)
         columns = StageColumns(stage, sources, names, trainable=trainable)
         rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
         steps_per_block = max(1, block_rows // rows_per_step)

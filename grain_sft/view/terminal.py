@@ -152,14 +152,13 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 def _line(line: list[Cell], colour: bool, code: int) -> str:
     """Return a line of tokens, which begins with the position of the first token."""
     parts: list[str] = []
-    for index, cell in enumerate(line):
+    for takes_loss, cells in itertools.groupby(line, key=lambda cell: cell.takes_loss):
         if colour:
-            style = f"{code}" if cell.takes_loss else f"{_DIM};{code}"
-            parts.append(_styled(cell.text, f"{style};{_INVERSE}" if cell.is_special else style, True))
+            style = f"{code}" if takes_loss else f"{_DIM};{code}"
+            parts += [_styled(cell.text, f"{style};{_INVERSE}" if cell.is_special else style, True) for cell in cells]
         else:
-            opens_run = cell.takes_loss and (index == 0 or not line[index - 1].takes_loss)
-            closes_run = cell.takes_loss and (index == len(line) - 1 or not line[index + 1].takes_loss)
-            parts.append("⟦" * opens_run + cell.text + "⟧" * closes_run)
+            text = "".join(cell.text for cell in cells)
+            parts.append(f"⟦{text}⟧" if takes_loss else text)
     return f"{line[0].position:>{_GUTTER - 3},} │ {''.join(parts)}"
 
 

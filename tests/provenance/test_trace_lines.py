@@ -186,6 +186,10 @@ def test_steps_documents_epochs_and_hosts_that_do_not_exist_are_refused(layouts)
         with pytest.raises(error, match=words):
             call(pipeline, asked, **options)
     assert len(trace(pipeline, range(2, 2))) == 0
+    growing, host = pipeline_of(layouts["padded"], schedule=[(2, 8)]), Host(1, 8)
+    assert set(trace(growing, range(2, 4), host=host).host) == {1}
+    with pytest.raises(SamplerError, match="8 hosts"):
+        trace(growing, range(1, 4), host=host)
 
 
 def test_tokens_with_loss_are_counted_if_a_transform_removes_or_cuts_the_mask(layouts):
