@@ -43,8 +43,7 @@ class PairsLayout(Layout):
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
-        longest = as_sequence_length(sequence_length)
-        as_integer("sequence_length", longest, 2, LayoutError)
+        longest = as_sequence_length(as_integer("sequence_length", sequence_length, 2, LayoutError))
         self.corpus = corpus
         prompt_length = longest // 2 if prompt_length is None else prompt_length
         self.prompt_length = as_integer("prompt_length", prompt_length, 1, LayoutError)

@@ -76,7 +76,8 @@ class Proportions:
             end = next((change for change, _ in self._changes if change > row), None)
             has_table = sum(weights) <= TABLE_ROWS
             most = (MOST_ROWS if end is None else end) - row
-            for num_rows in dict.fromkeys((min(most, self._probable_rows(weights, counts)), most)):
+            # First try a short table, which ends where a source is probably exhausted. If none is, take a table of all rows.
+            for num_rows in sorted({most, min(most, self._probable_rows(weights, counts))}):
                 chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
                 phase = _Phase(row, counts, chooser)
                 exhausted = self._first_exhausted(phase)
