@@ -52,17 +52,20 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
     """
     sized_paths = _sized_paths(datasets)
     total = sum(size for _, _, size in sized_paths)
-    bytes_read = [0] * len(sized_paths)
+    all_read = 0  # bytes read of all files
     lock = threading.Lock()
 
     def describe(number: int) -> Input:
         """Return the input of one file, with its parts."""
 
+        read = 0
+
         def report(position: int) -> None:
-            bytes_read[number] = position
-            if progress is not None:
-                with lock:
-                    progress("Opening the inputs", sum(bytes_read), total)
+            nonlocal all_read, read
+            with lock:
+                all_read, read = all_read + position - read, position
+                if progress is not None:
+                    progress("Opening the inputs", all_read, total)
 
         entry, parts = _describe(*sized_paths[number], report)
         entry = dataclasses.replace(entry, parts=tuple(parts))

@@ -65,8 +65,7 @@ def _checked(result: Result, template: type[Template], name: str, vocab_size: in
     if isinstance(result, RecordError):
         return result
     ids, loss = np.asarray(result.tokens), np.asarray(result.loss)
-    is_wrong = ~np.isfinite(loss) | (loss < 0) if template.weighted else (loss != 0) & (loss != 1)
-    wrong_loss = loss[is_wrong]
+    wrong_loss = loss[~np.isfinite(loss) | (loss < 0) if template.weighted else (loss != 0) & (loss != 1)]
     problem = ""
     if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
         problem = f"made the id {wrong[0]}; expected 0 to {vocab_size - 1}"

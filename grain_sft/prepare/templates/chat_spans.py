@@ -115,7 +115,7 @@ def _spans_together(chat: RenderedChat, turns: Sequence[int]) -> Spans | None:
     if spans is None:
         return None
     # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
-    stops = {turn + 1: stop for turn, (_, stop) in zip(turns, spans, strict=True) if _calls(chat.messages[turn])}
+    stops = {turn + 1: stop for turn, (_, stop) in zip(turns, spans, strict=True) if _has_calls(chat.messages[turn])}
     results = [result for result in stops if result < len(chat.messages)]
     places = _spans_of(chat, results, whole=False) if results else []
     if places is None or any(start < stops[result] for result, (start, _) in zip(results, places, strict=True)):
@@ -164,7 +164,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         up_to_turn = template.attempt([*before, message], tools)
         if up_to_turn is not None and text.startswith(up_to_turn):
             stop = template.trim_end(text, start, len(up_to_turn))
-    if stop is not None and after and _calls(message):
+    if stop is not None and after and _has_calls(message):
         # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
         marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
         result = marks.pattern.search(template.attempt(marked, tools) or "")
@@ -178,7 +178,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     raise RecordError(f"{problem}. Mark the turns in the template with {{% generation %}}.")
 
 
-def _calls(message: Mapping[str, Any]) -> bool:
+def _has_calls(message: Mapping[str, Any]) -> bool:
     return any(message.get(key) for key in CALLS)
 
 

@@ -226,7 +226,7 @@ def test_opening_shows_progress_while_it_reads_a_file(tmp_path, monkeypatch, com
     monkeypatch.setattr(decompression, "BLOCK", 100)
     parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
     path = written(tmp_path / "a", b"".join(COMPRESS[compression](part) for part in parts))
-    shown = threading.Event()
+    shown, read_bytes = threading.Event(), [0]
     read_range = decompression.files.read_range
 
     def read(path: str, start: int, stop: int) -> bytes:
@@ -235,12 +235,14 @@ def test_opening_shows_progress_while_it_reads_a_file(tmp_path, monkeypatch, com
 
     def progress(what: str, done: int, total: int) -> None:
         assert what == "Opening the inputs" and total == path.stat().st_size
+        assert read_bytes[-1] <= done <= total
+        read_bytes.append(done)
         if 0 < done < total:
             shown.set()
 
     monkeypatch.setattr(decompression.files, "read_range", read)
     inputs.list_inputs([[str(path)]], progress)
-    assert shown.is_set()
+    assert shown.is_set() and read_bytes[-1] == path.stat().st_size
 
 
 def test_a_long_string_is_scanned_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
