@@ -41,7 +41,7 @@ def expand(path: str) -> list[str]:
     """
     path = files.normalize(path)
     paths, problem = [path], "names no file"
-    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
+    if glob.has_magic(path) and not files.exists(path):
         paths = files.glob(path)
     elif files.is_folder(path):
         paths = _files_below(path)

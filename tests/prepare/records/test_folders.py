@@ -44,6 +44,9 @@ def test_a_folder_means_its_files_of_records_but_not_its_texts_or_hidden_folders
         client.pipe_file(f"bucket/tree/{name}", b"{}\n")
     for where in ("gs://bucket/tree", "gs://bucket/tree/", "gcs://bucket/tree"):
         assert named(where) == sorted(f"gs://bucket/tree/{name}" for name in TREE)
+    for name in ("run[1]/a.jsonl", "run1/a.jsonl"):
+        client.pipe_file(f"bucket/{name}", b"{}\n")
+    assert named("gs://bucket/run[1]") == ["gs://bucket/run[1]/a.jsonl"] == named("gs://bucket/run[[]1]/*")
     client.pipe_file("bucket/tree/_delta_log/0.json", b"{}\n")
     with pytest.raises(CorpusFileError, match=r"gs://bucket/tree: is a Delta table"):
         named("gs://bucket/tree")
