@@ -26,12 +26,20 @@ python_use_unqualified_type_names = True
 
 _SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 _CODE = re.compile(r"`([^`]+)`")
+_ANNOTATED = re.compile(r"~?\b(?:typing\.)?Annotated\[([^\[\],]+), [^\[\]]*\]")  # bounds, or a table of names
+_DEFAULT = re.compile(r"<(?:function|class) [^=,]*>|<factory>")
 
 
 def setup(app: Any) -> None:
     """Convert docstrings, plain text with Google's sections, to reStructuredText, which Sphinx reads."""
     app.connect("autodoc-process-docstring", _to_restructured_text, priority=100)  # before napoleon
+    app.connect("autodoc-process-signature", _simplified)
     app.connect("autodoc-skip-member", _is_field)
+
+
+def _simplified(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, result: str) -> Any:
+    """Return the signature with `int` for `Annotated[int, Meta(ge=1)]`, and with `...` for defaults that code makes."""
+    return signature and (_DEFAULT.sub("...", _ANNOTATED.sub(r"\1", signature)), result)
 
 
 def _is_field(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
