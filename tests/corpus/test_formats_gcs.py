@@ -12,6 +12,7 @@ import sft_files as sft
 from megatron_files import write_megatron
 
 import grain_sft
+from grain_sft.corpus.formats import metadata
 
 FORMATS = ("olmo", "episodes", "primer", "openchat")
 
@@ -104,6 +105,14 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
     for pattern in ("*.npy", "*"):
         corpus = grain_sft.open_corpus(f"{bucket}/olmo/train/{pattern}", eos_token_id=sft.EOS)
         assert corpus.fingerprint == local["olmo"].fingerprint
+
+
+def test_the_parent_of_a_folder_in_a_bucket_is_not_listed(client, monkeypatch):
+    client.pipe_file("bucket/tokens/a.npy", np.arange(9, dtype=np.uint32).tobytes())
+    listed, list_folder = [], metadata._list
+    monkeypatch.setattr(metadata, "_list", lambda folder: listed.append(folder) or list_folder(folder))
+    assert grain_sft.open_corpus("gs://bucket/tokens").num_tokens == 9
+    assert "gs://bucket/tokens" in listed and "gs://bucket" not in listed
 
 
 def megatron_paths(place):

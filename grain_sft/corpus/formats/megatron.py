@@ -21,11 +21,11 @@ from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
-from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, read_metadata
+from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, is_visible, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, scan_in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
-from grain_sft.errors import CorpusError, CorpusFileError, RemoteTimeoutError, shortened
+from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import describe, files
 
 PREFIX_SUFFIX = ".idx"
@@ -238,9 +238,4 @@ def _is_index(path: str) -> bool:
     """Return whether the index `path` exists. `A.npy.idx` does not count, because `A.npy` is a file of another format."""
     if path.removesuffix(_INDEX).endswith(_NO_PREFIX):
         return False
-    try:
-        return files.exists(path)
-    except RemoteTimeoutError:
-        raise
-    except CorpusFileError:
-        return False
+    return is_visible(path)

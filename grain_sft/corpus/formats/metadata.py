@@ -138,6 +138,16 @@ def _list(folder: str) -> list[str]:
         return []
 
 
+def is_visible(path: str) -> bool:
+    """Return whether a file exists; False if a request for it is refused. A timeout raises a RemoteTimeoutError."""
+    try:
+        return files.exists(path)
+    except RemoteTimeoutError:
+        raise
+    except CorpusFileError:
+        return False
+
+
 class Json:
     """A JSON object in a file."""
 

@@ -21,7 +21,7 @@ from grain_sft.corpus import content
 from grain_sft.corpus.array_file import first_true
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, is_visible, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.corpus.loss import KINDS, scan_loss
 from grain_sft.corpus.shard import Dtype
@@ -62,7 +62,9 @@ class OpenChat(Format):
         file = _of_split(path, "train", listing)
         if file is None and name in _SPLITS:
             file = _of_split(folder, _SPLITS[name], listing)
-        return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
+        # not by `listing`, because the parent of a folder in a bucket may hold very many files
+        of_prefix = files.join(folder, f"{name}.train{_SUFFIX}")
+        return file or (of_prefix if is_visible(of_prefix) else None)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Unpack the Parquet file `found` to the cache, and return the corpus of the unpacked files."""
