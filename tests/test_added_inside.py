@@ -4,10 +4,9 @@ import ast
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from python_runs import run_python
 from test_plugin import LAYOUTS, PLUGIN, config
 
 import grain_sft
@@ -66,10 +65,7 @@ def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, monkeypatch):
         expected.append({key: array.tolist() for key, array in batch.items()})
         paths.append(tmp_path / f"{layout}.json")
         paths[-1].write_text(re.sub(r"grain_sft_example\.\w+:\w+", "example", json.dumps(from_outside)))
-    command = [sys.executable, "-c", PROGRAM, *map(str, paths), str(package)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=package, timeout=400)
-    assert run.returncode == 0, run.stderr
-    *lines, template = run.stdout.splitlines()
+    *lines, template = run_python("-c", PROGRAM, *paths, package, cwd=package).stdout.splitlines()
     found = [json.loads(line) for line in lines]
     assert all(each.pop("receipt").startswith("gs2-") for each in found) and found == expected
     assert (tmp_path / "steps.txt").read_text().split() == ["2", "2"]

@@ -4,7 +4,6 @@ import copy
 import functools
 import importlib
 import json
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from batches import assert_one_run, load, take, write_config
 from prepared import chat
+from python_runs import run_python
 from sft_files import documents
 
 import grain_sft
@@ -216,9 +216,7 @@ def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(t
     for command in (*commands, "report {} --output report.html"):
         run_command(*command.format(path).split())
     if layout == "layout":
-        arguments = [sys.executable, "-m", "grain_sft", "bench", str(path), "--seconds", "0.2"]
-        run = subprocess.run(arguments, capture_output=True, text=True)
-        assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+        run_python("-m", "grain_sft", "bench", path, "--seconds", "0.2")
 
 
 @pytest.fixture

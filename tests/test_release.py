@@ -5,7 +5,6 @@ import importlib
 import importlib.metadata
 import re
 import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from python_runs import run_python
 
 import grain_sft
 
@@ -112,10 +112,7 @@ def test_wheel_and_sdist_hold_the_tracked_files_and_the_sdist_builds_the_same_wh
 
 def build(folder: Path, output: Path, *patterns: str) -> list[Path]:
     """Build a wheel, and an sdist if `patterns` has "*.tar.gz". Return the one file of each pattern."""
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(output)]
-    command += [] if "*.tar.gz" in patterns else ["-t", "wheel"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_python("-m", "hatchling", "build", "-d", output, *([] if "*.tar.gz" in patterns else ["-t", "wheel"]), cwd=folder)
     return [path for pattern in patterns for (path,) in [list(output.glob(pattern))]]
 
 

@@ -4,7 +4,6 @@ import argparse
 import datetime
 import io
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from batches import sections, write_config
+from python_runs import run_python
 
 import grain_sft
 from grain_sft import progress
@@ -57,8 +57,7 @@ def test_index_describes_a_mix_and_writes_its_index_and_maxtexts(mix, tmp_path, 
 
 def test_the_package_runs_as_a_module():
     for module in ("grain_sft", "grain_sft.cli.main"):
-        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
-        assert (done.returncode, done.stdout.strip()) == (0, f"grain_sft {grain_sft.__version__}"), done.stderr
+        assert run_python("-m", module, "--version").stdout.strip() == f"grain_sft {grain_sft.__version__}"
 
 
 def test_options_of_one_name_mean_the_same_in_every_command():
@@ -243,7 +242,5 @@ def test_a_command_probes_each_output_once(tmp_path, config, calls_of):
 
 
 def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, config):
-    command = [sys.executable, "-m", "grain_sft", "verify", config.name]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, b"") and rb"config \xe7a\u011fr.yaml: sound" in done.stdout
+    done = run_python("-m", "grain_sft", "verify", config.name, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert not done.stderr and r"config \xe7a\u011fr.yaml: sound" in done.stdout

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from batches import load, sections, write_config
+from python_runs import run_python
 from sft_files import documents, write_olmo
 
 from grain_sft import Host
@@ -154,7 +155,7 @@ def test_a_trace_that_fails_leaves_no_file(config, tmp_path, run_command):
 
 def test_trace_imports_no_jax_and_ends_without_a_traceback_when_its_reader_closes_the_pipe(config):
     def printed(code, *words):
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        done = run_python("-c", code, *words)
         assert done.stderr == ""
         return done.stdout.splitlines()[-1]
 

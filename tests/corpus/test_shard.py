@@ -2,12 +2,11 @@
 
 import os
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import sft_files
+from python_runs import run_python
 from sft_files import NPY_MAGIC as MAGIC
 from sft_files import npy_bytes
 
@@ -87,7 +86,7 @@ gc.set_threshold(50)
 with concurrent.futures.ThreadPoolExecutor(8) as threads:
     print(len(list(threads.map(read, range(4000)))))
 """
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"4000\n"
+    assert run_python("-c", program).stdout == "4000\n"
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import doc_pages as pages
+from python_runs import run_python
 
 SECONDS = 900  # time limit of a page; only a hang takes so long, even on a busy machine
 YOUR_FOLDER, YOUR_CACHE = "/home/you/run", "~/.cache/grain_sft"
@@ -44,7 +44,7 @@ class Folders:
         listed, outputs, cache = folder.with_suffix(".json"), folder.with_suffix(".outputs.json"), self._root / "cache"
         blocks = [{**block._asdict(), "file_name": block.file_name, "page": page} for block in chosen]
         listed.write_text(json.dumps(blocks))
-        environment = os.environ | {
+        environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
             "GRAIN_SFT_CACHE_DIR": str(cache),
@@ -53,9 +53,8 @@ class Folders:
             "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }
-        command = [sys.executable, str(Path(__file__).with_name("run_page.py")), str(listed), str(outputs)]
-        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
-        assert result.returncode == 0, f"{page}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        program = Path(__file__).with_name("run_page.py")
+        run_python(program, listed, outputs, cwd=folder, timeout=SECONDS, **environment)
         printed = json.loads(outputs.read_text())
         return [each.replace(str(cache), YOUR_CACHE).replace(str(folder), YOUR_FOLDER) for each in printed]
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,15 +30,15 @@ def digest(array: Any) -> str:
 
 def run(jobs: list[dict[str, Any]], processes: int, devices: int) -> list[list[dict[str, Any]]]:
     """Run jobs in processes with `devices` virtual devices each, and return the lines that each printed."""
+    from python_runs import run_python  # which the processes themselves cannot import
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
 
     def process(index):
-        command = [sys.executable, __file__, json.dumps(jobs), *map(str, (port, index, processes, devices))]
-        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-        assert found.returncode == 0, found.stdout
-        return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+        found = run_python(__file__, json.dumps(jobs), port, index, processes, devices, timeout=240).stdout
+        return [json.loads(line) for line in found.splitlines() if line.startswith("{")]
 
     with ThreadPoolExecutor(processes) as threads:
         return list(threads.map(process, range(processes)))

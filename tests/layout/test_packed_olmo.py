@@ -1,7 +1,6 @@
 """Best-fit decreasing packs the rows of OLMo-core's NumpyPackedFSLDataset, which make_packed_golden.py recorded."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from batches import golden_values, pipeline_of
 from packed_corpora import PACKED_CASES, VARIANTS, PackedCase, digest_of_files, values_of_rows, write_case
 from packed_layouts import open_case, packing_of, row_digests, write_boundaries
+from python_runs import run_python
 
 from grain_sft import Host, PackedLayout
 from grain_sft.layout.packing.numpy_sort import numpy_sort
@@ -64,10 +64,8 @@ def playable() -> list[str]:
 def run_variant(variant: str, code: str, *arguments: str) -> str:
     """Return the last line that `code` prints in a process whose numpy sorts like `variant`."""
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": VARIANTS[variant], "PYTHONPATH": paths}
-    command = [sys.executable, "-W", "ignore", "-c", f"import test_packed_olmo as tests\n{code}", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    environment = {"NPY_DISABLE_CPU_FEATURES": VARIANTS[variant], "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
+    done = run_python("-c", f"import test_packed_olmo as tests\n{code}", *arguments, **environment)
     return done.stdout.splitlines()[-1]
 
 

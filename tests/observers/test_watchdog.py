@@ -2,16 +2,14 @@
 
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 
 import grain
 import pytest
 from failing_proxy import before_emulator, media_bytes
+from python_runs import run_python
 from watched import BATCH, LENGTH, STALL, counting, make, take
 
 from grain_sft.errors import CorpusFileError, PipelineError
@@ -166,10 +164,7 @@ pipeline = Pipeline(source, sampler, [ShiftTargets(), Sleeper()])
 
 def script(folder, program, sleep=0.0, **environment):
     """Run PROGRAM and `program`. Return the lines, the stderr, and the seconds from the last line to the exit."""
-    command = [sys.executable, "-c", PROGRAM + program + "print(time.time())", str(folder), str(sleep)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
-    child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=400)
-    assert child.returncode == 0, child.stderr
+    child = run_python("-c", PROGRAM + program + "print(time.time())", folder, sleep, **environment)
     *lines, last, end = child.stdout.splitlines()
     return lines, child.stderr, float(end) - float(last)
 

@@ -5,14 +5,13 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from documents import texts_of
 from prepared import record
+from python_runs import run_python
 from record_files import KINDS
 
 from grain_sft.errors import StorageError
@@ -112,11 +111,8 @@ HEAVY += [
 def test_a_run_that_is_killed_and_started_again_writes_the_same_bytes(tmp_path, options, format, workers, kills, names):
     for name, count in zip(names, (40 * kills, 10 * kills) if options else (1500, 600), strict=True):
         write(tmp_path / name, options.get("template", ""), count)
-    command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(kills), json.dumps(options)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
-    assert result.returncode == 0, result.stderr[-3000:]
-    print(result.stdout)
+    arguments = (tmp_path, format, workers, kills, json.dumps(options))
+    print(run_python("-c", _PROGRAM, *arguments, timeout=900, PYTHONPATH=str(Path(__file__).parent)).stdout)
 
 
 def test_a_run_locks_a_new_work_folder_if_another_run_has_deleted_the_old_one(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """`verify` names the file and the place of any damage to a corpus, and calls a sound corpus sound."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from damaged import VOCABULARY, assert_finds, check, poke, sentences, write, write_train, wrongs
 from prepared import save_trained
+from python_runs import run_python
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -227,6 +226,4 @@ def test_a_full_check_takes_bounded_memory(tmp_path):
         file.seek(-8, 2)
         np.full(1, EOS, np.uint64).tofile(file)
     np.full(100, EOS, np.uint32).tofile(tmp_path / "small.npy")
-    command = [sys.executable, "-c", FULL_CHECK, str(tmp_path / "small.npy"), str(tmp_path / "a.npy")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert result.stdout == "1 20000000\n", result.stderr
+    assert run_python("-c", FULL_CHECK, tmp_path / "small.npy", tmp_path / "a.npy").stdout == "1 20000000\n"

@@ -7,8 +7,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
@@ -16,6 +14,7 @@ import pytest
 import sentencepiece
 import tokenizer_makers as makers
 import tokenizers
+from python_runs import run_python
 from tokenizers import decoders, models, pre_tokenizers
 
 from grain_sft.errors import CorpusError, CorpusFileError, PrepareError, RecordError
@@ -276,5 +275,4 @@ def test_loading_a_tokenizer_prints_no_advice_to_install_pytorch(tmp_path):
     folder = makers.save_huggingface(tmp_path, CHATML_JSON)
     code = f"""import os; from grain_sft.prepare.tokenizers import load_tokenizer; load_tokenizer({str(folder)!r})
 assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0 and "PyTorch" not in result.stderr, result.stderr
+    assert "PyTorch" not in run_python("-c", code).stderr
