@@ -3,6 +3,7 @@
 A bucket has all rows of one length. Bucket 0 has the shortest rows. All rows of a batch are of one bucket.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from grain_sft.errors import SamplerError
 from grain_sft.layout import groups
 from grain_sft.sampling.batch_sizes import ComputedSizes, StepRows
-from grain_sft.sampling.orders.order import kept_by_epoch
+from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
@@ -125,7 +126,7 @@ class CurriculumSizes(ComputedSizes):
         self.steps, self.sizes, self.schedule = [0], sizes.tolist(), ()
         self._rows, self._rows_per_batch, self._counts, self._order = rows, sizes, counts, order
         self.num_steps, self.num_rows = int(counts.sum()), int(np.dot(counts, sizes))
-        self.epoch = kept_by_epoch(self._epoch_of)
+        self.epoch = functools.lru_cache(EPOCHS_KEPT)(self._epoch_of)
 
     def _epoch_of(self, epoch: int) -> _Epoch:
         order = self._order(epoch)
