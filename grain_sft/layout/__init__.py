@@ -27,7 +27,6 @@ from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     ROWS_A_DEVICE,
     algorithm_title,
-    attention_spread,
     compare_algorithms,
     over_devices,
     packing_report,
@@ -60,7 +59,7 @@ __all__ = [
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
-    "attention_spread", "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces", "checked_record",
+    "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces", "checked_record",
     "checked_rows", "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in", "documents_of_record",
     "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report",
     "plan_columns", "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",

@@ -196,12 +196,6 @@ class PackedLayout(Layout):
         return super().statistics | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
     @property
-    def longest_costs(self) -> Ints:
-        """Cost of attention of the longest segment of each row: int64 [rows]."""
-        longest = [np.maximum.reduceat(plan.length, np.append(0, plan.ends[:-1])) for plan in self.plans]
-        return np.square(np.concatenate(longest).astype(np.int64))
-
-    @property
     def num_documents(self) -> int:
         return self.plans[0].counts["documents"]
 

@@ -35,6 +35,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """
     counts, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
+    longest = [np.maximum.reduceat(plan.length, np.append(0, plan.ends[:-1])) for plan in layout.plans]
     return {
         "algorithm": packing.algorithm,
         "sequence_length": layout.sequence_length,
@@ -49,7 +50,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "dropped_tokens": counts["dropped_tokens"],
         "split_documents": layout.split_documents,
         "segments_a_row": {name: getattr(np, name)(segments).item() for name in ("mean", "median", "max")},
-        "attention": attention_spread(layout.row_costs(), layout.longest_costs),
+        "attention": attention_spread(layout.row_costs(), np.square(np.concatenate(longest).astype(np.int64))),
     }
 
 

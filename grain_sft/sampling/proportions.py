@@ -97,7 +97,7 @@ class Proportions:
             num_rows, given = end - row, chooser.counts(end - row)
             shares = [Fraction(weight * num_rows, sum(weights)) for weight in weights]  # in rows of this phase
             deficit = tuple(lack + share - count for lack, share, count in zip(deficit, shares, given, strict=True))
-            row, counts = end, _sums(counts, given)
+            row, counts = end, tuple(map(sum, zip(counts, given, strict=True)))
         if not self._phases:  # no source has a row: the methods still need a phase
             self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), deficit)))
         # first row that the mixture does not have; None without an end
@@ -175,7 +175,7 @@ class Proportions:
         if self._end is not None:
             row = min(row, self._end)
         phase = self._phases[bisect_right(self._first_rows, row) - 1]
-        return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
+        return list(map(sum, zip(phase.counts, phase.chooser.counts(row - phase.row), strict=True)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return, for each i, the row of the mixture that is row `numbers[i]` of `source`, or -1 for none: int64 [n]."""
@@ -189,10 +189,6 @@ class Proportions:
         if self._end is not None:
             rows[rows >= self._end] = -1
         return rows
-
-
-def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(counts, more, strict=True)))
 
 
 Path = tuple[tuple[Proportions, int], ...]

@@ -5,7 +5,8 @@ import pytest
 from document_corpora import make
 
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, WindowLayout
-from grain_sft.layout import MixtureLayout, attention_spread
+from grain_sft.layout import MixtureLayout
+from grain_sft.layout.report import attention_spread
 from grain_sft.source import MixtureSource
 
 LENGTHS = np.random.default_rng(3).lognormal(2, 1, 90).astype(np.int64).clip(2, 70).tolist()
