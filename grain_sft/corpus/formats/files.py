@@ -204,14 +204,7 @@ def expand(path: str) -> list[str]:
         found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
         path = files.absolute(path)
-        walked = list(os.walk(path, onerror=files.refuse_unlisted))
-        searched = {os.path.realpath(folder) for folder, _, _ in walked}
-        for link in (os.path.join(folder, name) for folder, names, _ in walked for name in names):
-            if os.path.realpath(link) not in searched and files.glob(f"{glob.escape(link)}/**/*.npy"):
-                problem = f"{link}: is a link to a folder of token files, and links are not followed"
-                raise CorpusFileError(f"{problem}. Give the glob '{path}/**/*.npy', which follows them.")
-        # a link whose target is missing is among these files: opening it is an error
-        found = sorted(os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".npy"))
+        found = _below(path)
     else:
         return [path]
     # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
@@ -222,19 +215,39 @@ def expand(path: str) -> list[str]:
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
+    _check_training(path, found)
+    return found
+
+
+def _below(folder: str) -> list[str]:
+    """Return the sorted .npy files below a local folder. A link to another folder with such files is an error.
+
+    A link to a missing file is among the results. Opening it is an error.
+    """
+    walked = list(os.walk(folder, onerror=files.refuse_unlisted))
+    searched = {os.path.realpath(each) for each, _, _ in walked}
+    for link in (os.path.join(each, name) for each, names, _ in walked for name in names):
+        if os.path.realpath(link) not in searched and files.glob(f"{glob.escape(link)}/**/*.npy"):
+            problem = f"{link}: is a link to a folder of token files, and links are not followed"
+            raise CorpusFileError(f"{problem}. Give the glob '{folder}/**/*.npy', which follows them.")
+    return sorted(os.path.join(each, name) for each, _, names in walked for name in names if name.endswith(".npy"))
+
+
+def _check_training(folder: str, found: Sequence[str]) -> None:
+    """Refuse files of a validation split among `found`, the token files below `folder`."""
+    # The key is the path before the name of the split: "data/fineweb_" for "data/fineweb_train_0.npy".
     training = {file[: match.start()]: file for file in found for match in _TRAINING.finditer(file)}
     for file in found:
         for match in _HELD_OUT.finditer(file):
             if trained := training.get(file[: match.start()]):
                 problem = f"holds {trained} and {file}, so a run would also train on held-out tokens"
-                fix = f"Give a glob of the training files, or '{path.rstrip('/')}/**/*.npy' for all files"
-                raise CorpusError(f"{path}: {problem}. {fix}.")
-    for split in sorted({files.parent(file) for file in found} - {files.absolute(path).rstrip("/")}):
-        # `training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
+                fix = f"Give a glob of the training files, or '{folder.rstrip('/')}/**/*.npy' for all files"
+                raise CorpusError(f"{folder}: {problem}. {fix}.")
+    for split in sorted({files.parent(file) for file in found} - {files.absolute(folder).rstrip("/")}):
+        # `Format.training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it
         corpus = files.parent(split)
         if files.name_of(split) == "val" and files.exists(files.join(corpus, PREPARE)):
             raise CorpusError(f"{corpus}: lacks its training split, train/. Copy it, or name {split}.")
-    return found
 
 
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:

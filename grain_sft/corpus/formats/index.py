@@ -157,9 +157,10 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
     if corpus.has_loss:
         return corpus
-    listing = DirectoryListing()
-    listing.list_at_once(tokens)
-    parts = list(map(FileFormats(listing).find_loss, tokens))
+    find_loss = FileFormats(DirectoryListing()).find_loss
+    # Some formats list the folder of a file. These calls for one file of each folder list all folders of a bucket at once.
+    scan_in_threads(find_loss, {files.parent(path): path for path in tokens if files.is_remote(path)}.values())
+    parts = list(map(find_loss, tokens))
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
