@@ -73,7 +73,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     # without this option, a map such as the arguments of a call becomes a list of pairs; with it, other columns are slower
-    options = {"maps_as_pydicts": "strict"} if "map<" in str(batch.schema) else {}
+    options = {"maps_as_pydicts": "strict"} if any("map<" in str(field.type) for field in batch.schema) else {}
     for start in range(0, batch.num_rows, _ROWS):
         for row in batch.slice(start, _ROWS).to_pylist(**options):
             yield _without_none(row)

@@ -152,7 +152,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def _numbered(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError | None]]:
-    """Do what `read_records` does, but yield blank lines, too, as None. An empty line follows the last newline of the unit."""
+    """Do what `read_records` does, but also yield None for each blank line, and for the empty text after the last newline."""
     if entry.kind in ROW_FILES:
         yield from enumerate(ROW_FILES[entry.kind].rows(entry, unit), unit.first)
         return
@@ -181,7 +181,7 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
         entry, parts = _describe(dataset, path, size, lambda position: None)
         first = 1
         for part in parts:
-            number = first  # in the end, the number of the empty line after the part, where the next part begins
+            number = first  # after the loop over plain lines, the number of the first line of the next part
             for number, raw in _numbered(entry, Unit(part.start, part.stop, part.records, part.digest, first=first)):
                 if raw is not None:
                     yield path, number, raw

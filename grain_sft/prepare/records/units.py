@@ -39,7 +39,8 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file. In a file of plain lines (uncompressed JSONL), a line may begin in one part and end in another.
+      parts: Parts of the file; () after `inputs.assemble`. In a file of plain lines (uncompressed JSONL), a line may begin in
+        one part and end in another.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: What the readers of units need, by kind. "array_record": the encoding of the records, such as "json". "parquet": the

@@ -65,7 +65,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     """
     if chat.contents is not None:
         return [chat.contents[turn] for turn in turns]
-    # As many turns as possible together, the others one by one. Some templates render only the last turn with its thoughts.
+    # As many turns as possible are found together, and the others one by one: some templates treat the last turn differently.
     spans, count = _spans_together(chat, turns), len(turns)
     if spans is None:
         spans, count = _spans_together(chat, turns[:-1]), len(turns) - 1
@@ -132,7 +132,7 @@ def _spans_of(chat: RenderedChat, turns: Sequence[int], *, whole: bool) -> Spans
     gaps, even, odd = around(turns), around(turns[::2]), around(turns[1::2])
     if gaps is None or even is None or odd is None:
         return None
-    # where only the other half of the turns is marked, a turn is in the part between two marks, between two gaps
+    # a turn is unmarked where only the other half of the turns is marked: there, a gap, the turn and a gap are between two marks
     parts = [(odd if number % 2 else even)[number // 2] for number in range(1, len(turns) + 1)]
     two_gaps = itertools.pairwise(gaps)
     texts = [part[len(gap) : len(part) - len(next_gap)] for part, (gap, next_gap) in zip(parts, two_gaps, strict=True)]
