@@ -132,7 +132,7 @@ def _spans_of(chat: RenderedChat, turns: Sequence[int], *, whole: bool) -> Spans
     gaps, even, odd = around(turns), around(turns[::2]), around(turns[1::2])
     if gaps is None or even is None or odd is None:
         return None
-    # a turn is unmarked where only the other half of the turns is marked: there, a gap, the turn and a gap are between two marks
+    # where only the other half of the turns is marked, a gap, the turn and a gap are between two marks
     parts = [(odd if number % 2 else even)[number // 2] for number in range(1, len(turns) + 1)]
     two_gaps = itertools.pairwise(gaps)
     texts = [part[len(gap) : len(part) - len(next_gap)] for part, (gap, next_gap) in zip(parts, two_gaps, strict=True)]
