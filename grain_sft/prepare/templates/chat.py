@@ -53,8 +53,7 @@ class Chat(Template):
         if tokenizer.bos_token_id is None and tokenizer.empty_ids and "bos_token" in self._chat.source:
             problem = "the chat template writes a BOS, which no file of the tokenizer names"
             raise PrepareError(f"template {self.name}: {problem}. Give its folder with the tokenizer_config.json.")
-        encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
-        self._encoder = encoder(tokenizer)
+        self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
         # the texts around the contents are often the same in chats with the same roles
         self._find = functools.lru_cache(maxsize=KEPT)(self._encoder.find)
         # without `encodes_whole_chats`, the encoder adds an EOS that takes loss

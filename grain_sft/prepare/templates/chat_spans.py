@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
@@ -42,8 +42,9 @@ class RenderedChat:
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
+        around = around_contents(self.template, self.roles)
         contents = [message["content"] for message in self.messages]
-        return _spans_between(around_contents(self.template, self.roles), contents, self.text)
+        return None if around is None else _spans_between(around, contents, self.text)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -66,13 +67,12 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     if chat.contents is not None:
         return [chat.contents[turn] for turn in turns]
     # As many turns as possible are found together, and the others one by one: some templates treat the last turn differently.
-    spans, count = _spans_together(chat, turns), len(turns)
+    spans = _spans_together(chat, turns)
     if spans is None:
-        spans, count = _spans_together(chat, turns[:-1]), len(turns) - 1
-    if spans is None:
-        spans, count = [], 0
+        spans = _spans_together(chat, turns[:-1]) or []
     marks = Marks(chat.messages, chat.tools, chat.template.source)
-    return spans + [span for turn in turns[count:] if (span := _by_surroundings(chat, turn, marks)) is not None]
+    others = turns[len(spans) :]
+    return spans + [span for turn in others if (span := _by_surroundings(chat, turn, marks)) is not None]
 
 
 def _around_turns(
@@ -91,13 +91,11 @@ def _around_turns(
     return parts[::2] if parts[1::2] == [str(turn) for turn in turns] else None
 
 
-def _spans_between(around: list[str] | None, contents: Sequence[str], text: str) -> Spans | None:
+def _spans_between(around: list[str], contents: Sequence[str], text: str) -> Spans | None:
     """Return the spans of `contents` in `text`: [(3, 5)] for ["Hi"] in "<u>Hi</u>" and `around` ["<u>", "</u>"].
 
     The template may have trimmed the contents. Return None if `around` and the contents don't make up `text`.
     """
-    if around is None:
-        return None
     for trim in (str, str.strip, str.lstrip, str.rstrip):  # `str` trims nothing
         pieces = [*itertools.chain(*zip(around, map(trim, contents), strict=False)), around[-1]]
         if "".join(pieces) == text:
@@ -115,7 +113,7 @@ def _spans_together(chat: RenderedChat, turns: Sequence[int]) -> Spans | None:
     if spans is None:
         return None
     # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
-    stops = {turn + 1: stop for turn, (_, stop) in zip(turns, spans, strict=True) if _has_calls(chat.messages[turn])}
+    stops = {turn + 1: stop for turn, (_, stop) in zip(turns, spans, strict=True) if any(map(chat.messages[turn].get, CALLS))}
     results = [result for result in stops if result < len(chat.messages)]
     places = _spans_of(chat, results, whole=False) if results else []
     if places is None or any(start < stops[result] for result, (start, _) in zip(results, places, strict=True)):
@@ -164,7 +162,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         up_to_turn = template.attempt([*before, message], tools)
         if up_to_turn is not None and text.startswith(up_to_turn):
             stop = template.trim_end(text, start, len(up_to_turn))
-    if stop is not None and after and _has_calls(message):
+    if stop is not None and after and any(map(message.get, CALLS)):
         # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
         marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
         result = marks.pattern.search(template.attempt(marked, tools) or "")
@@ -176,10 +174,6 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         return None
     problem = f"messages[{turn}]: its start or end can't be found in the rendered chat, so its tokens are unknown"
     raise RecordError(f"{problem}. Mark the turns in the template with {{% generation %}}.")
-
-
-def _has_calls(message: Mapping[str, Any]) -> bool:
-    return any(message.get(key) for key in CALLS)
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
