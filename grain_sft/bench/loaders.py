@@ -122,9 +122,9 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
         # short turns, so that a change of the machine's load slows all loaders
         medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
-        rows = {name: rate(tokens, median, medians[LIMIT]) for name, median in medians.items()}
+        rows = {}
         for name, median in medians.items():
-            rows[name]["times_grain"] = medians[GRAIN] / median
+            rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
         title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
         yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
 

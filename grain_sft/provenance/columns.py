@@ -186,7 +186,7 @@ class TrainableTokens:
         for transform in self._transforms:
             changed = transform.map(element)
             if not changed.keys() >= {"loss_mask", "segment_ids"}:
-                break
+                break  # the transform makes targets of the mask, as `ShiftTargets` does
             element = changed
         return element
 

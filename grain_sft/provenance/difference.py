@@ -57,7 +57,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if any(each.sampler.host.count > 1 for each in (one, other)):
         raise SamplerError("difference: expected pipelines of one host. Load them with Host(0, 1).")
     steps = range(_last_change(one, other) + 10_000) if steps is None else steps
-    if steps.step != 1 or steps.start < 0:
+    if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
     end = max(_end_of_batches(one), _end_of_batches(other))

@@ -55,8 +55,8 @@ class Conditions:
 class Waits:
     """Clock of a run. A step begins when every host has its batch.
 
-    The threads of a host make batches in turns. A thread begins the batch of step k when it is free, and the trainer has ended
-    step k - max(prefetch, threads). The bucket answers all requests of a step before the requests of the next step.
+    The threads of a host make batches in turns. A thread begins the batch of step k as soon as the thread is free and the
+    trainer has ended step k - max(prefetch, threads). The bucket answers all requests of a step before those of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

@@ -204,9 +204,9 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    In two cases, documents that do not end with EOS are only noted. If they are at most half of `numbers`, they may have
-    been cut. If boundary files state the ends of documents, and nearly all that `prepare` did not cut end with the same token,
-    this token may be the end token of a template.
+    In two cases, documents that do not end with EOS are only noted. First, if they are at most half of `numbers`, they may have
+    been cut. Second, boundary files may state the ends, and nearly all documents that `prepare` did not cut may end with one
+    other token. This is then the end token of their template.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos

@@ -17,7 +17,7 @@ def test_steps_after_the_end_of_both_runs_do_not_differ(make):
         assert difference(one, one, steps=steps).first_step is None
     assert difference(one, other, steps=range(end, end + 5)).first_step is None
     assert difference(one, make(audit=None, epochs=2, seed=1), steps=range(end + 5)).first_step == end
-    for steps in (range(0, 6, 2), range(-3, 6)):
+    for steps in (range(0, 6, 2), range(-3, 6), 6):
         with pytest.raises(RowIndexError, match="expected consecutive steps from 0 on"):
             difference(one, other, steps=steps)
 
