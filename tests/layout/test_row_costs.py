@@ -12,22 +12,17 @@ from grain_sft.source import MixtureSource
 LENGTHS = np.random.default_rng(3).lognormal(2, 1, 90).astype(np.int64).clip(2, 70).tolist()
 
 
-@pytest.fixture
-def layouts(tmp_path):
+def test_costs_are_the_sums_of_squares_of_the_segments_that_are_read(tmp_path):
     corpus = make("parts", tmp_path / "parts", LENGTHS, part=130).corpus  # documents continue in the next shard
     per_epoch = {"algorithm": "shuffled_best_fit", "seed": 2, "epochs": 2}
-    found = {"windows": WindowLayout(corpus, 32), "padded": PaddedLayout(corpus, 32)}
-    found |= {"packed": PackedLayout(corpus, 32, source_group_size=9), "anew": PackedLayout(corpus, 32, **per_epoch)}
-    return found | {"mixture": MixtureLayout({"a": found["packed"], "b": found["padded"]})}
-
-
-@pytest.mark.parametrize("name", ["windows", "padded", "packed", "anew", "mixture"])
-def test_costs_are_the_sums_of_squares_of_the_segments_that_are_read(layouts, name):
-    layout = layouts[name]
-    sources = {part: NpyDataSource(of_part) for part, of_part in layout.parts.items()}
-    source = MixtureSource(sources) if name == "mixture" else NpyDataSource(layout)
-    segments = (source[row]["segment_ids"] for row in range(len(layout)))
-    assert layout.row_costs().tolist() == [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
+    padded, packed = PaddedLayout(corpus, 32), PackedLayout(corpus, 32, source_group_size=9)
+    mixture = MixtureLayout({"a": packed, "b": padded})
+    for layout in (WindowLayout(corpus, 32), padded, packed, PackedLayout(corpus, 32, **per_epoch), mixture):
+        sources = {part: NpyDataSource(of_part) for part, of_part in layout.parts.items()}
+        source = MixtureSource(sources) if layout is mixture else NpyDataSource(layout)
+        segments = (source[row]["segment_ids"] for row in range(len(layout)))
+        costs = [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
+        assert layout.row_costs().tolist() == costs, layout
 
 
 def test_devices_share_a_step_unevenly_if_rows_are_random_and_almost_evenly_if_rows_cost_the_same():

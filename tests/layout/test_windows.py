@@ -46,24 +46,18 @@ def test_spans_and_pieces_equal_naive_spans(counts, length, data):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
-def test_rows_of_documents_returns_each_row_that_holds_a_token_of_a_document(tmp_path_factory, data):
+def test_rows_of_documents_returns_each_row_that_holds_a_token_of_a_document(data):
     counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(sum))
     length = data.draw(st.integers(1, max(counts)))
     borders = sorted(data.draw(st.sets(st.integers(1, sum(counts)), max_size=8)) | {0, sum(counts)})
     corpus = corpus_of(counts)
-    # The documents are set here, because the files do not exist.
+    # The documents are set here, because the files do not exist. Document n has the tokens borders[n] to borders[n + 1] - 1.
     vars(corpus)["documents"] = grain_sft.corpus.Documents(np.array(borders[:-1]), np.diff(borders))
-    layout = WindowLayout(corpus, length)
-    numbers = np.array(data.draw(st.lists(st.integers(0, len(borders) - 2), max_size=4, unique=True)), np.int64)
-    shard_starts = np.cumsum([0, *counts])
-    expected = []
-    for row in range(len(layout)):
-        (span,) = layout.spans(row)
-        first = shard_starts[span.shard] + span.start
-        # Document n has the tokens borders[n] to borders[n + 1] - 1.
-        if any(borders[n] < first + length and borders[n + 1] > first for n in numbers.tolist()):
-            expected.append(row)
-    assert layout.rows_of_documents(numbers).tolist() == expected
+    numbers = data.draw(st.lists(st.integers(0, len(borders) - 2), max_size=4, unique=True))
+    tokens = {token for number in numbers for token in range(borders[number], borders[number + 1])}
+    begins = [corpus.shard_borders[span.shard] + span.start for span in naive_spans(counts, length)]
+    expected = [row for row, begin in enumerate(begins) if tokens & set(range(begin, begin + length))]
+    assert WindowLayout(corpus, length).rows_of_documents(np.array(numbers, np.int64)).tolist() == expected
 
 
 def test_rows_and_tokens_beyond_32_bits_are_found():
