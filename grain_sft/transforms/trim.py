@@ -36,9 +36,9 @@ class TrimToMultiple(grain.transforms.Map):
         require_keys(self, element, (key,))
         segments = element[key]
         length = segments.shape[-1]
-        used = np.flatnonzero(segments.reshape(-1, length).any(axis=0))
-        needed = int(used[-1]) + 1 if len(used) else 0
-        kept = min(length, max(1, -(-needed // self.multiple)) * self.multiple)
+        # last column that is not padding in all rows; 0 if there is no such column
+        last = int(np.flatnonzero(segments.reshape(-1, length).any(axis=0)).max(initial=0))
+        kept = min(length, (last // self.multiple + 1) * self.multiple)
         if kept == length:
             return element
         return first_columns(element, segments.shape, kept)
