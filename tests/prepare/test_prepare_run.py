@@ -211,6 +211,14 @@ def test_no_output_replaces_an_input(place: Place) -> None:
     assert stamps(place.folder) == before
 
 
+def test_a_glob_that_matches_the_rejected_records_of_an_earlier_run_leaves_them_out(place: Place) -> None:
+    write_chats(place.folder / "chats.jsonl", 9, bad=(3,))
+    request = place.request(inputs=[place.folder / "*.jsonl"], on_error="skip")
+    place.prepare(request)
+    assert place.prepare(request)["already"] and place.prepare(request, "other")["rejected"] == 1
+    assert "names no file" in place.fails(place.command(place.request(inputs=[place.folder / "*.rejected.jsonl"])))
+
+
 IMPOSSIBLE_OUTPUTS = [
     ("in/0.jsonl", "in/0.jsonl: is not a folder. Give another output."),
     ("/proc/grain_sft/out", "can't be written: /proc: "),

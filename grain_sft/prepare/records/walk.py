@@ -16,6 +16,8 @@ ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 TEXT_NAME = re.compile(rf"\.(txt|md)({_COMPRESSION})?$", re.IGNORECASE)  # a text is one document
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata, but only in a folder that also has dataset_info.json
+_PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
+_REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` has the rejected records of the prepared corpus `chats`
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
@@ -29,7 +31,8 @@ Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "
 def expand(path: str) -> list[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it. If it has none, it names the texts below it. The function leaves out
+    A folder names the files of records below it. If it has none, it names the texts below it. A glob leaves out the rejected
+    records of prepared corpora. A folder leaves out
 
     - folders whose names begin with a dot or an underscore;
     - prepared corpora and their rejected records;
@@ -42,7 +45,7 @@ def expand(path: str) -> list[str]:
     path = files.normalize(path)
     paths, problem = [path], "names no file"
     if glob.has_magic(path) and not files.exists(path):
-        paths = files.glob(path)
+        paths = [match for match in files.glob(path) if not _is_rejected(match)]
     elif files.is_folder(path):
         paths = _files_below(path)
     elif not files.is_remote(path) and not os.path.exists(path):
@@ -55,16 +58,21 @@ def expand(path: str) -> list[str]:
     return paths
 
 
+def _is_rejected(path: str) -> bool:
+    """Return whether a file has the rejected records of a prepared corpus next to it."""
+    return path.endswith(_REJECTED) and files.exists(files.join(path.removesuffix(_REJECTED), _PREPARED))
+
+
 def _files_below(folder: str) -> list[str]:
     """Return the files that a folder names, sorted. See `expand`."""
     folders_of = dict(_remote_files(folder) if files.is_remote(folder) else _local_files(Path(folder), (), frozenset()))
-    prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == "prepare.json"}
+    prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == _PREPARED}
     if () in prepared:
         raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:
         """Return whether a file belongs to a prepared corpus, as a/b/FILE and a/b.rejected.jsonl belong to the corpus a/b."""
-        parts = (*folders_of[path], files.name_of(path).removesuffix(".rejected.jsonl"))
+        parts = (*folders_of[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
     # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
