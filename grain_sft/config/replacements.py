@@ -192,9 +192,10 @@ def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[i
     """Return the weight of each source at data step `step` of a stage whose first data step is `begin`."""
     planned = {name: source["weight"] for name, source in (stage["corpus"].get("mixture") or {}).items()}
     weights = dict(planned)
-    changes = [(begin + entry["step"], 0, entry.get("weights") or {}) for entry in stage["sampler"].get("schedule", ())]
+    changes = [(begin + entry["step"], False, entry.get("weights") or {}) for entry in stage["sampler"].get("schedule", ())]
     # an amendment that also names other sources does not apply to the stage
-    changes += [(max(begin, since), 1, given) for since, given in amended if given.keys() <= planned.keys()]
+    changes += [(max(begin, since), True, given) for since, given in amended if given.keys() <= planned.keys()]
+    # by step; within one step, the schedule comes before the amendments
     for since, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
         if since <= step:
             # if an entry repeats the schedule's last weight, an amendment stays in force, as in `Mixture.reweighted`
