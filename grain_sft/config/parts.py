@@ -192,7 +192,8 @@ def _check_needed(transforms: Iterable[Any], layout: Layout, where: str) -> None
     for source, part in layout.parts.items():
         for entry in part.needed_transforms:
             if names.isdisjoint(entry):
-                found = f"options of the layout{source and f' of source {source!r}'} need {dict(entry)}"
+                owner = f"the layout of source {source!r}" if source else "the layout"
+                found = f"options of {owner} need {dict(entry)}"
                 raise ConfigError(f"{where}: {found}, which the key 'transforms' lacks. Add it, or remove the options.")
 
 
