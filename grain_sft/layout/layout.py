@@ -57,7 +57,7 @@ class FromPieces(Traits):
 
     @property
     def stream_key(self) -> str:
-        """Text that is equal in two layouts of one corpus if their rows, joined, are the same tokens, in rows of any length."""
+        """Text that two layouts of one corpus share if their rows, joined, are the same tokens. Lengths of rows may differ."""
         return repr(self)
 
     @property
