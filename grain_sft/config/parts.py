@@ -74,7 +74,6 @@ class PartsMaker:
     def _single(
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
-        self._corpus(corpus)  # opened first, so that its errors come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
         host = Host.from_jax() if self._host is None else self._host
