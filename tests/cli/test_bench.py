@@ -11,8 +11,9 @@ from grain_sft.layout import ALGORITHMS, PackingOptions
 
 
 @pytest.fixture
-def bench(tmp_path, figures):
-    return lambda words: figures("bench", *words.split(), "--dir", tmp_path / "here")
+def bench(tmp_path, figures, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return lambda words: figures("bench", *words.split(), "--dir", "~/here")
 
 
 @pytest.mark.heavy
