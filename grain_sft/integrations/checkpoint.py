@@ -119,7 +119,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       Step of the next batch. None if the manager has no checkpoint; `batches` then stay at their step.
 
     Raises:
-      PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
+      PipelineError: The checkpoint does not exist, lacks a readable item, or belongs to other data.
       RowIndexError: The run of `batches` ends before the saved step.
       MissingExtraError: Orbax is not installed.
     """
@@ -132,7 +132,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
     except (KeyError, FileNotFoundError, ValueError) as error:  # Orbax raises ValueError if another handler made the item
         saved = sorted(manager.all_steps())
         if step in saved:
-            content = f"a checkpoint {step} that has no item {item!r}, which save_args makes. Give start_step instead."
+            content = f"a checkpoint {step} whose item {item!r} is missing, damaged or not made by save_args. Give start_step."
         else:
             content = f"no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the latest."
         raise PipelineError(f"{manager.directory} has {content}") from error

@@ -101,7 +101,7 @@ def test_other_data_is_refused_with_the_name_of_the_change_unless_it_is_allowed(
 @pytest.mark.parametrize("items", [{"weights": ocp.args.JsonSave({})}, {"data": ocp.args.StandardSave({"a": np.ones(1)})}])
 def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, manager, items):
     save(manager, 0, **items)
-    for step, message in ((None, "checkpoint 0 that has no item 'data'"), (7, r"no checkpoint 7; .* are \[0\]")):
+    for step, message in ((None, "checkpoint 0 whose item 'data' is missing, damaged"), (7, r"no checkpoint 7; .* are \[0\]")):
         with pytest.raises(GrainSftError, match=message):
             checkpoint.restore(manager, iterator("host", pipeline(folder)), step)
 
