@@ -106,20 +106,11 @@ class Contents:
         counts["with_inner_eos"] = len(np.unique(documents_of_eos))
         loss_bytes = b"" if (loss == 1).all() else loss.tobytes()
         sections = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss_bytes, rejected]
-        _, tokens_at, loss_at, rejected_at, end = itertools.accumulate(map(len, sections), initial=_HEADER_BYTES)
-        header = Header(
-            key=key,
-            records=len(self.records),
-            token_dtype=token_dtype.name,
-            loss_dtype=loss_dtype.name,
-            binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
-            dropped=dict(self.dropped),
-            counts=counts,
-            tokens_at=tokens_at,
-            loss_at=loss_at,
-            rejected_at=rejected_at,
-            end=end,
-        )
+        binary = bool(((loss == 0) | (loss == 1)).all())
+        # offsets of the tokens, the loss and the rejected records, and of the end, as in the fields of `Header`
+        _, *offsets = itertools.accumulate(map(len, sections), initial=_HEADER_BYTES)
+        dtypes = (token_dtype.name, loss_dtype.name)
+        header = Header(key, len(self.records), *dtypes, binary, dict(self.dropped), counts, *offsets)
         return b"".join([msgspec.json.encode(header).ljust(_HEADER_BYTES), *sections])
 
 
