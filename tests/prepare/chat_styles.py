@@ -52,9 +52,6 @@ _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _IM_ENDS = ("<|im_end|>", "<|im_end|>")
 
 TEMPLATES = {path.stem: path.read_text() for path in Path(__file__).with_name("chat_templates").glob("*.jinja")}
-GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN = (
-    TEMPLATES[name] for name in ("gemma", "generation", "glm", "llama2", "llama3", "qwen")
-)
 
 
 def without_thoughts(content: str) -> str:
@@ -69,23 +66,23 @@ _DEEPSEEK = ("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>")
 _GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
 _BOS, _EOS = "<s>", "</s>"
 
-_LLAMA3 = Style("llama3", LLAMA3, _HEADERS, ("<|eot_id|>",) * 2, "<|begin_of_text|>", "<|eot_id|>", str.strip)
+_LLAMA3 = Style("llama3", TEMPLATES["llama3"], _HEADERS, ("<|eot_id|>",) * 2, "<|begin_of_text|>", "<|eot_id|>", str.strip)
 STYLES = [
     Style("chatml", CHATML, _IM, _IM_ENDS, eos="<|im_end|>"),
     Style("chatml_gpt2", CHATML, _IM, _IM_ENDS, eos="<|endoftext|>", tokenizer="gpt2"),
-    Style("llama2", LLAMA2, (_BOS, _EOS), (f" {_EOS}", f" {_EOS}"), _BOS, _EOS, str.strip, tokenizer="always"),
-    Style("llama2_first", LLAMA2, (_BOS, _EOS), (f" {_EOS}", f" {_EOS}"), _BOS, _EOS, str.strip, tokenizer="first"),
+    Style("llama2", TEMPLATES["llama2"], (_BOS, _EOS), (f" {_EOS}",) * 2, _BOS, _EOS, str.strip, tokenizer="always"),
+    Style("llama2_first", TEMPLATES["llama2"], (_BOS, _EOS), (f" {_EOS}",) * 2, _BOS, _EOS, str.strip, tokenizer="first"),
     _LLAMA3,
     Style("zephyr", TEMPLATES["zephyr"], (_BOS, _EOS), (_EOS, _EOS), _BOS, _EOS, tokenizer="first"),
-    Style("gemma", GEMMA, _GEMMA, _GEMMA_ENDS, "<bos>", "<eos>", str.strip, system=False, tokenizer="never"),
+    Style("gemma", TEMPLATES["gemma"], _GEMMA, _GEMMA_ENDS, "<bos>", "<eos>", str.strip, system=False, tokenizer="never"),
     Style("tulu", TEMPLATES["tulu"], ("<|endoftext|>",), ("<|endoftext|>",) * 2, eos="<|endoftext|>", tokenizer="gpt2"),
     Style("olmo", TEMPLATES["olmo"], _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
     Style("built_in_olmo", None, _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
-    Style("qwen", QWEN, _IM, _IM_ENDS, eos="<|im_end|>", ordinary=_QWEN),
-    Style("generation", GENERATION, _IM, _IM_ENDS, eos="<|endoftext|>"),
+    Style("qwen", TEMPLATES["qwen"], _IM, _IM_ENDS, eos="<|im_end|>", ordinary=_QWEN),
+    Style("generation", TEMPLATES["generation"], _IM, _IM_ENDS, eos="<|endoftext|>"),
     _LLAMA3._replace(name="llama3_tools", template=TEMPLATES["llama3_tools"]),
-    Style("glm", GLM, _GLM, ("", ""), eos="<|endoftext|>"),
-    Style("glm_that_stops_at_user", GLM, _GLM, ("<|user|>", ""), eos="<|user|>"),
+    Style("glm", TEMPLATES["glm"], _GLM, ("", ""), eos="<|endoftext|>"),
+    Style("glm_that_stops_at_user", TEMPLATES["glm"], _GLM, ("<|user|>", ""), eos="<|user|>"),
     Style("deepseek", TEMPLATES["deepseek"], _DEEPSEEK, ("<|end|>",) * 2, "<|begin|>", "<|end|>", without_thoughts),
     Style("plain", TEMPLATES["plain"], ("<|endoftext|>",), ("", ""), eos="<|endoftext|>"),
     Style("mistral", TEMPLATES["mistral"], (_BOS, _EOS, "[INST]", "[/INST]"), (_EOS, _EOS), _BOS, _EOS),

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batches import golden_values
+
 from grain_sft import open_corpus
 from grain_sft.corpus import Corpus
 from grain_sft.prepare import Dataset, Request, prepare
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
 def save_golden_tokenizer(folder: Path) -> Path:
     """Save the SentencePiece model of the golden files `fim.json` and `text_olmo.json`. Return its path."""
-    golden, path = json.loads((GOLDEN / "fim.json").read_text()), folder / "fim.model"
-    path.write_bytes(zlib.decompress(base64.b64decode(golden["model"])))
+    path = folder / "fim.model"
+    path.write_bytes(zlib.decompress(base64.b64decode(golden_values("fim.json")["model"])))
     return path
 
 

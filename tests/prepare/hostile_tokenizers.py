@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizer_makers import (
-    PRIMER_TOKENS,
-    byte_level_json,
-    metaspace_json,
-    save_huggingface,
-    save_sentencepiece,
-    save_tiktoken,
-    trained,
-)
+import tokenizer_makers as make
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-OTHERS = (*PRIMER_TOKENS, "<|end_of_turn|>", "<myPT_user>", "</myPT_user>", "<myPT_assistant>", "</myPT_assistant>")
+OTHERS = (
+    *make.PRIMER_TOKENS,
+    "<|end_of_turn|>",
+    "<myPT_user>",
+    "</myPT_user>",
+    "<myPT_assistant>",
+    "</myPT_assistant>",
+)
 T5 = ("<pad>", "</s>", "<unk>")
 XLMR = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
@@ -45,7 +44,7 @@ def makers() -> Iterator[Maker]:
     yield from _with_vocabulary()
     yield from _sentencepiece()
     for special, eos in ((CHATML, CHATML[0]), (LLAMA3, LLAMA3[3]), (GEMMA, "<eos>"), ((*OTHERS, *CHATML), CHATML[0])):
-        yield Maker(f"tiktoken_{special[0]}", functools.partial(save_tiktoken, special=special, eos=eos), special)
+        yield Maker(f"tiktoken_{special[0]}", functools.partial(make.save_tiktoken, special=special, eos=eos), special)
 
 
 def _byte_level() -> Iterator[Maker]:
@@ -56,17 +55,17 @@ def _byte_level() -> Iterator[Maker]:
         for flag, values in flags.items():
             if flag in ("plain", "normalized", "rstrip") or kind == "gpt2":
                 normalizer = {"type": "NFKC"} if flag in ("normalized", "both") else None
-                content = _changed(byte_level_json(special, style=kind), values, normalizer)
+                content = _changed(make.byte_level_json(special, style=kind), values, normalizer)
                 yield _huggingface(f"bytes_{kind}_{special[0]}_{flag}", content, special, special[0])
-    yield _huggingface("kimi", byte_level_json((*CHATML, "<|tool_calls_begin|>")), CHATML, CHATML[0])
-    lower = _changed(byte_level_json(CHATML, style="gpt2"), {"normalized": True}, {"type": "Lowercase"})
+    yield _huggingface("kimi", make.byte_level_json((*CHATML, "<|tool_calls_begin|>")), CHATML, CHATML[0])
+    lower = _changed(make.byte_level_json(CHATML, style="gpt2"), {"normalized": True}, {"type": "Lowercase"})
     yield _huggingface("bytes_lowercase", lower, CHATML, CHATML[0])
 
 
 def _metaspace() -> Iterator[Maker]:
     for scheme in ("first", "always", "never"):
         special = ("<s>", "</s>", *(CHATML if scheme == "always" else GEMMA))
-        content = metaspace_json(special, scheme=scheme)
+        content = make.metaspace_json(special, scheme=scheme)
         yield _huggingface(f"metaspace_{scheme}", content, special, "</s>")
         if scheme != "never":
             nfkc = _changed(content, {"normalized": True}, {"type": "NFKC"})
@@ -97,12 +96,12 @@ def _sentencepiece() -> Iterator[Maker]:
             ):
                 options: dict[str, Any] = {"normalization": rule, "model_type": model_type, "pad": False}
                 options |= {"user_defined": (), how: special}
-                save = functools.partial(save_sentencepiece, **options)
+                save = functools.partial(make.save_sentencepiece, **options)
                 yield Maker(f"sentencepiece_{model_type}_{rule}_{name}", save, ("<s>", "</s>", *special))
 
 
 def _huggingface(name: str, content: str, control: tuple[str, ...], eos: str, unknown: str | None = None) -> Maker:
-    return Maker(name, functools.partial(save_huggingface, serialized=content, eos=eos), control, unknown)
+    return Maker(name, functools.partial(make.save_huggingface, serialized=content, eos=eos), control, unknown)
 
 
 def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
@@ -121,7 +120,7 @@ def unigram_json(special: tuple[str, ...]) -> str:
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     options = {"special_tokens": list(special), "show_progress": False}
-    return trained(made, trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", **options), special)
+    return make.trained(made, trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", **options), special)
 
 
 def wordpiece_json(special: tuple[str, ...]) -> str:
@@ -130,4 +129,4 @@ def wordpiece_json(special: tuple[str, ...]) -> str:
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     options = {"special_tokens": list(special), "show_progress": False}
-    return trained(made, trainers.WordPieceTrainer(vocab_size=400, **options), special)
+    return make.trained(made, trainers.WordPieceTrainer(vocab_size=400, **options), special)

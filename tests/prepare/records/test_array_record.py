@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from batches import golden_values
 from documents import request_of
 from prepared import rejected_of
 from record_files import read_all, units_of
@@ -18,8 +19,7 @@ from grain_sft.prepare import dry_run, prepare
 from grain_sft.prepare.records import inputs
 from grain_sft.storage import files
 
-GOLDEN = Path(__file__).parents[2] / "golden/inputs"
-EXAMPLES = json.loads((GOLDEN / "examples.json").read_text())["examples"]
+EXAMPLES = golden_values("inputs/examples.json")["examples"]
 OPTIONS = [
     *("group_size:1", "group_size:3,uncompressed", "group_size:7,brotli:3", "group_size:50,snappy"),
     *("group_size:5,transpose:true", "group_size:4,pad_to_block_boundary:true"),

@@ -2,13 +2,13 @@
 
 import functools
 import gzip
-import json
 import random
 import sys
 from pathlib import Path
 
 import pyarrow as arrow
 import pytest
+from batches import golden_values
 from pyarrow import parquet
 from record_files import arrow_stream as stream
 from record_files import read_all as read
@@ -36,7 +36,7 @@ file = functools.partial(stream, new="new_file")
 
 @pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
 def test_the_rows_of_a_dataset_saved_by_hugging_face_datasets_are_read(folder, name):
-    rows = json.loads((GOLDEN / "rows.json").read_text())[name]
+    rows = golden_values("inputs/rows.json")[name]
     expected = [{key: value for key, value in row.items() if value is not None} for row in rows]
     assert [raw for _, _, raw in inputs.all_records([[str(GOLDEN / folder)]])] == expected
 

@@ -1,10 +1,10 @@
 """Fill-in-the-middle moves the middles of plain documents to their ends, as Megatron-LM does, and loses no text."""
 
-import json
 from pathlib import Path
 
 import pytest
-from documents import FIM, GOLDEN, documents_of, save_golden_tokenizer, texts_of
+from batches import golden_values
+from documents import FIM, documents_of, save_golden_tokenizer, texts_of
 from prepared import save_trained
 
 from grain_sft.errors import RecordError
@@ -16,7 +16,7 @@ LAST = 2**64 - 1  # the largest draw, which chooses nothing
 
 def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save_golden_tokenizer(tmp_path))
-    golden = json.loads((GOLDEN / "fim.json").read_text())
+    golden = golden_values("fim.json")
     for case in golden["cases"].values():
         rates = golden["rates"] if case["split"] else {**golden["rates"], "fim_fragment_rate": None}
         named = {"fim_split_sample": case["split"], "fim_no_prefix": case["without"]}
@@ -34,9 +34,7 @@ def restored(text: str) -> tuple[str, bool | None]:
         return text, None
     first, rest = text.removeprefix(FIM[0]).split(FIM[2])
     suffix, middle = rest.split(FIM[1])
-    if first:
-        return first + middle + suffix, False
-    return middle + suffix, True
+    return first + middle + suffix, not first
 
 
 def test_the_middles_of_a_share_of_the_documents_are_moved_and_no_text_is_lost(spm: Path, tmp_path: Path) -> None:

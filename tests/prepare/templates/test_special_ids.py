@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
+import chat_styles
 import pytest
-from chat_styles import GEMMA, GENERATION, GLM, LLAMA2, LLAMA3, QWEN
 from hostile_tokenizers import makers
 from prepared import CHATML
 from template_rules import render_one
@@ -24,14 +24,12 @@ WRAPPED = """{% for message in messages %}{% generation %}<|im_start|>{{ message
 <|{{ message.name }}|></{{ message.name }}>{{ message.tool_calls | default('') | tojson }}
 <end_of_turn><|eot_id|></s>{% endgeneration %}{% endfor %}"""
 
+WITHOUT_TOKENS = "{% set bos_token = bos_token | default('') %}{% set eos_token = eos_token | default('') %}"
 JINJA = {
     "chatml": CHATML,
-    "llama3": LLAMA3,
-    "llama2": "{% set bos_token = bos_token | default('') %}{% set eos_token = eos_token | default('') %}" + LLAMA2,
-    "gemma": GEMMA,
-    "qwen": QWEN,
-    "glm": GLM,
-    "generation": GENERATION,
+    "llama3": chat_styles.TEMPLATES["llama3"],
+    "llama2": WITHOUT_TOKENS + chat_styles.TEMPLATES["llama2"],
+    **{name: chat_styles.TEMPLATES[name] for name in ("gemma", "qwen", "glm", "generation")},
     "adjacent": ADJACENT,
     "wrapped": WRAPPED,
     "upper": "{% for m in messages %}<s>{{ m.role }}: {{ m.content | upper }}</s>{% endfor %}",
@@ -162,7 +160,7 @@ KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ 
 def test_a_key_does_not_become_a_control_token_if_the_template_has_the_same_word(tmp_path, maker, key):
     call = {"type": "function", "function": {"name": "f", "arguments": {key: 1}}}
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call], key: "c"}]
-    for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):
+    for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", JINJA["qwen"], [3, 3])):
         tokenizer, _, encoded = both_modes(tmp_path / name, maker, chat, template)
         tokens = encoded.tokens.tolist()
         assert [tokens.count(tokenizer.token_id(text)) for text in ("<|im_start|>", "<|im_end|>")] == counts

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from chat_styles import QWEN
+from chat_styles import BY_NAME
 from documents import request_of, write
 from prepared import CHATML, chat, turns
 from template_rules import render_one
@@ -75,7 +75,7 @@ def test_a_template_that_ignores_one_of_many_results_is_refused_after_few_render
 
 
 def test_the_turns_of_a_long_chat_with_calls_are_found_by_a_few_renderings(tmp_path):
-    template, messages = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), QWEN), turns("q")
+    template, messages = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), BY_NAME["qwen"].template), turns("q")
     for number in range(30):
         call = {"role": "assistant", "content": "a" * (number % 3), "tool_calls": [{"name": "f", "arguments": {"n": number}}]}
         messages += [call, {"role": "tool", "content": f"<|im_end|> {number}"}]

@@ -4,12 +4,12 @@ import csv
 import gzip
 import hashlib
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from documents import GOLDEN, request_of, save_golden_tokenizer, texts_of, write
+from batches import golden_values
+from documents import request_of, save_golden_tokenizer, texts_of, write
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
 from grain_sft.prepare import load_tokenizer, prepare
@@ -25,7 +25,7 @@ def prepared(folder: Path, texts: list[str], **options) -> Path:
 
 def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> None:
     """`text_olmo.json` has the rows that OLMo-core reads if SentencePiece itself encodes the texts."""
-    golden = json.loads((GOLDEN / "text_olmo.json").read_text())
+    golden = golden_values("text_olmo.json")
     folder, length = prepared(tmp_path, golden["texts"]), golden["length"]
     windows = NpyDataSource(WindowLayout(open_corpus(folder), length))
     rows = (np.asarray(windows[row]["tokens"], "<i8") for row in range(len(windows)))
