@@ -5,13 +5,19 @@ python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
 """
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import doc_pages as pages
 import numpy as np
 import pytest
 from batches import load, put, sections, write_config
 from maxtext_runs import LAUNCHER, LENGTH, MODEL, NEEDED, ROWS, base_config
+from page_folders import Folders
 from sft_files import documents, write_olmo
 from trainer_runs import run as run_program
 
@@ -171,3 +177,19 @@ def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path
     output = launch(tmp_path, "run", steps=4, fails=True, **given)
     assert "sampler differs: " in output and "Traceback" not in output
     assert sorted(losses(launch(tmp_path, "run", "grain_sft_allow_other_data=true", steps=4, **given))) == [2, 3]
+
+
+def test_maxtext_trains_on_the_corpus_of_the_page(tmp_path):
+    Folders(tmp_path).run("text.md")
+    [command] = [block.text for block in pages.blocks("text.md") if "grain_sft.integrations.maxtext" in block.text]
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    path = {"PATH": os.pathsep.join(folders), "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), *sys.path])}
+    options = {"cwd": tmp_path / "text", "env": os.environ | path | {"JAX_PLATFORMS": "cpu"}, "text": True}
+    words = ["bash", "-euo", "pipefail", "-c", command]
+    result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    assert result.returncode == 0, result.stdout[-5000:]
+    found = re.findall(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+),", result.stdout)
+    assert [int(step) for step, _, _ in found] == list(range(20))
+    assert {int(weights) for _, weights, _ in found} == {8 * 255}
+    assert float(found[0][2]) > float(found[-1][2]) + 0.1
+    assert "the data were read up to step 20 of 20" in result.stdout

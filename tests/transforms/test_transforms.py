@@ -1,4 +1,7 @@
-"""`NgramFilter` rejects the rows that OLMo-core's filter rejects, also with padding, and changes nothing but their loss."""
+"""`ShiftTargets` makes the targets, `TrimToMultiple` cuts columns of padding, and `NgramFilter` rejects repetitive rows.
+
+The filter rejects the rows that OLMo-core's filter rejects, also with padding, and changes nothing but their loss.
+"""
 
 import dataclasses
 import hashlib
@@ -7,15 +10,119 @@ from threading import get_ident
 
 import numpy as np
 import pytest
-from batches import examples, golden_values
+from batches import assert_same, examples, golden_values, pipeline_of
 from filter_corpora import EOS, PACKED_FILES, PAD, SEQUENCE_LENGTH, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import GrainSftError, NgramFilter, NpyDataSource, ShiftTargets, open_corpus
+from grain_sft.errors import TransformError
 from grain_sft.layout import PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.storage import activity
 from grain_sft.transforms import MaskEod, ResetAtEod, TrimToMultiple
+
+KEYS = {f"{kind}{of}" for kind in ("inputs", "targets") for of in ("", "_position", "_segmentation")}
+
+
+def packed_row():
+    """Return a row of two documents, of 4 and 3 tokens, and one token of padding. The second token of each takes no loss."""
+    return {
+        "tokens": np.array([11, 12, 13, 14, 21, 22, 23, 0], np.uint16),
+        "loss_mask": np.array([1, 0, 1, 1, 1, 0, 1, 0], np.bool_),
+        "segment_ids": np.array([1, 1, 1, 1, 2, 2, 2, 0], np.int32),
+        "positions": np.array([0, 1, 2, 3, 0, 1, 2, 0], np.int32),
+        "loss_weights": np.array([1, 2, 3, 4, 5, 6, 7, 8], np.float32),
+    }
+
+
+def test_loss_is_taken_on_targets_of_the_same_segment_that_are_not_masked():
+    batch = ShiftTargets().map(packed_row())
+    assert set(batch) == KEYS | {"targets_weights"}
+    assert batch["inputs"].tolist() == [11, 12, 13, 14, 21, 22, 23, 0]
+    assert batch["targets"].tolist() == [12, 13, 14, 21, 22, 23, 0, 0]
+    assert batch["inputs_segmentation"].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
+    assert batch["targets_segmentation"].tolist() == [0, 1, 1, 0, 0, 2, 0, 0]
+    assert batch["inputs_position"].tolist() == batch["targets_position"].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
+    assert batch["targets_weights"].tolist() == [0, 3, 4, 0, 0, 7, 0, 0]
+
+
+def test_a_loss_mask_of_integers_is_read_as_booleans():
+    row = packed_row()
+    expected = ShiftTargets().map(row)["targets_segmentation"].tolist()
+    assert ShiftTargets().map({**row, "loss_mask": row["loss_mask"] * 2})["targets_segmentation"].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
+def test_tokens_of_every_dtype_become_int32(dtype):
+    row = {**packed_row(), "tokens": np.arange(8, dtype=dtype)}
+    del row["loss_weights"]
+    batch = ShiftTargets().map(row)
+    assert set(batch) == KEYS
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+    assert batch["targets"].tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
+
+
+@pytest.mark.parametrize(("dtype", "token"), [(np.uint32, 1 << 31), (np.uint32, 2**32 - 1), (np.uint64, 1 << 40)])
+def test_the_error_of_a_token_that_int32_cannot_hold_names_its_place(dtype, token):
+    row = {**packed_row(), "tokens": np.zeros((2, 8), dtype)}
+    row["tokens"][1, 5] = token
+    with pytest.raises(GrainSftError, match=r"\[1, 5\].*wrong dtype"):
+        ShiftTargets().map(row)
+
+
+LENGTH = 100
+
+
+@pytest.fixture
+def source(write_tokens):
+    rng = np.random.default_rng(0)
+    docs = [np.append(rng.integers(3, 99, size), 2) for size in rng.integers(1, 120, 60)]
+    path = write_tokens("a.npy", np.concatenate(docs), "uint16")
+    return NpyDataSource(PaddedLayout(open_corpus(path, dtype="uint16", eos_token_id=2), LENGTH))
+
+
+@pytest.mark.parametrize("multiple", [1, 16, 64, 100, 128])
+@pytest.mark.parametrize("after", [False, True])
+def test_padding_is_cut_to_the_next_multiple_and_no_token_is_cut(source, multiple, after):
+    trim = TrimToMultiple(multiple)
+    order = [NgramFilter(), ShiftTargets(), trim] if after else [NgramFilter(), trim, ShiftTargets()]
+    options = {"global_batch_size": 3, "order": "shuffle", "epochs": 1}
+    whole = pipeline_of(source.layout, [NgramFilter(), ShiftTargets()], **options)
+    trimmed = pipeline_of(source.layout, order, **options)
+    shapes = set()
+    for step in range(len(whole)):
+        longest = int((whole[step]["inputs_segmentation"] != 0).sum(axis=1).max())
+        kept = min(LENGTH, -(-longest // multiple) * multiple)
+        expected = {key: array[:, :kept].copy() for key, array in whole[step].items()}
+        if not after:
+            expected["targets"][:, -1] = 0  # the next token was cut off before targets were made
+        assert_same(trimmed[step], expected)
+        assert not whole[step]["inputs_segmentation"][:, kept:].any()
+        assert_same(trimmed.read(step, np.array([2, 0])), {key: array[[2, 0]] for key, array in trimmed[step].items()})
+        shapes.add((3, kept))
+    listed = trim.shapes(source.layout, 3)
+    assert shapes <= set(listed) and listed == sorted(set(listed)) and listed[-1] == (3, LENGTH)
+    assert len(listed) == -(-LENGTH // multiple)
+
+
+def test_rows_and_batches_of_padding_are_trimmed_and_a_batch_with_a_full_row_is_returned_as_it_is(source):
+    trim = TrimToMultiple(16)
+    for row in range(5):
+        assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})
+    numbers = np.arange(40)
+    batch = trim.map(source.read(np.full(40, -1)) | {"row_number": numbers, "n": 3})
+    assert batch["tokens"].shape == (40, 16) and batch["row_number"] is numbers
+    batch = trim.map(source.read([-1, -1]))
+    assert batch["tokens"].shape == (2, 16) and not batch["loss_mask"].any()
+    lengths = (source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1)
+    element = source.read([int(lengths.argmax()), 0])
+    assert trim.map(element) is element
+
+
+def test_the_error_of_a_batch_without_segments_names_the_missing_key():
+    with pytest.raises(TransformError, match="needs the key 'inputs_segmentation'"):
+        TrimToMultiple().map({"tokens": np.zeros((2, 8), np.uint32)})
+
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "olmo_filter.npz")
 PADDING = golden_values("olmo_filter_padding.json")
