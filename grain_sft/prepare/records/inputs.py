@@ -58,7 +58,7 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
     def describe(number: int) -> Input:
         """Return the input of one file, with its parts."""
 
-        read = 0
+        read = 0  # bytes read of this file
 
         def report(position: int) -> None:
             nonlocal all_read, read

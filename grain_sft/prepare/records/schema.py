@@ -56,7 +56,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         if name == "chat":  # several schemas have chat's keys, and `messages` decides between them
             name = check_schema(messages)[0]
     try:
-        mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
+        mapped = renamed(record, keys, SCHEMAS[name].keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
         for key in ("chat_template_kwargs", "loss_mask"):
             if name != "text" and mapped.get(key):

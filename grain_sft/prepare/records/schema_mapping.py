@@ -3,7 +3,9 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import Record
+from grain_sft.prepare.records.strict_json import shown
 
 # Usual names of a key, the likeliest first.
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
@@ -15,25 +17,27 @@ _CONTENTS = ("content", "value", "text", "message", "utterance")
 _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
-def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return `record` with the keys of the schema instead of those of the file. `keys` is {schema's key: file's key}.
+def renamed(record: Record, names: Mapping[str, str], keys: Collection[str], turn_keys: Collection[str]) -> Record:
+    """Return `record` with the keys of the schema instead of those of the file. `names` is {schema's key: file's key}.
 
-    The keys in `turn_keys` are renamed in each message. Other keys are renamed in the record itself.
+    The keys in `turn_keys` are renamed in each message. The others, which are in `keys`, are renamed in the record itself.
     """
-    names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
-    result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
+    names_in_turns = {key: source for key, source in names.items() if key in turn_keys}
+    result = _with_keys(record, {key: source for key, source in names.items() if key in keys}, "the record")
     for key, value in result.items():
-        if isinstance(value, list) and key != "tools":  # the items are messages; tools keep their keys
-            result[key] = [_with_keys(turn, names_in_turns) if isinstance(turn, dict) else turn for turn in value]
+        if isinstance(value, list) and key in keys and key != "tools":  # the items are messages; tools keep their keys
+            result[key] = [_with_keys(turn, names_in_turns, key) if isinstance(turn, dict) else turn for turn in value]
     return result
 
 
-def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
+def _with_keys(values: Record, names: Mapping[str, str], where: str) -> Record:
     """Return `values` with keys renamed by `names`, {new: old}. If `old` is "", the key `new` is left out."""
-    with_new_keys = {new: values[old] for new, old in names.items() if old and old in values}
-    left_out = {*names.values(), *with_new_keys, *(new for new, old in names.items() if not old)}
-    others = {key: value for key, value in values.items() if key not in left_out}
-    return others | with_new_keys
+    for new, old in names.items():
+        if old and old not in values and new in values:
+            problem = f"{where}: has {shown(new)}, but not {shown(old)}, which is read in its place"
+            raise RecordError(f"{problem}. Rename the key, or remove it.")
+    others = {key: value for key, value in values.items() if key not in names and key not in names.values()}
+    return others | {new: values[old] for new, old in names.items() if old and old in values}
 
 
 def command_for(record: Record) -> str:

@@ -179,6 +179,8 @@ MISTAKES = [
     ("tools", user(role="assistant_toolcall", name="f", arguments="{}"), ["messages[1].arguments: a string"]),
     ("tools", messages({"role": "toolresult", "name": "f"}), ["messages[1].content: is missing"]),
     ("episode", {"messages": [{"role": "tool", "content": ""}]}, ["messages[0].role: 'tool'"]),
+    ("text:text=q", {"text": "x"}, ["the record: has 'text', but not 'q', which is read in its place"]),
+    ("chat:weight=train", user(weight=0), ["messages: has 'weight', but not 'train'"]),
     ("text:text=q", {"query": "x"}, ["text: is missing", "(--schema text:text=q: the record's keys are 'query'"]),
 ]
 
@@ -264,7 +266,8 @@ def test_a_schema_may_read_one_key_as_two_and_leaves_the_keys_of_tools():
     record = {"messages": [{"name": "user", "content": "u"}], "tools": [{"name": "f"}]}
     assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)
     assert parse_record(record, "chat:role=name,tools=").tools is None
-    record = {"messages": [{"role": "assistant", "content": "a", "train": train} for train in (True, False)]}
+    turns = [{"role": "assistant", "content": "a", "train": train} for train in (True, False)]
+    record = {"messages": turns, "metadata": [{"weight": 5}]}
     assert [message.weight for message in parse_record(record, "chat:weight=train").messages] == [1.0, 0.0]
 
 
