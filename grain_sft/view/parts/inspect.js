@@ -27,7 +27,7 @@
     }
     return found;
   };
-  const takesLoss = (of, at) => ((of.bits[at >> 3] >> (at & 7)) & 1) === 1;
+  const takesLoss = (view, at) => ((view.bits[at >> 3] >> (at & 7)) & 1) === 1;
   const piece = (id) => shown.get(id) ?? `⟨${id}⟩`;
   const element = (name, text, className) => {
     const made = document.createElement(name);
@@ -36,18 +36,18 @@
     return made;
   };
 
-  const token = (of, at) => {
-    const id = of.tokens[at];
-    const made = element("span", of.text.get(at) ?? piece(id));
-    made.className = "t" + (takesLoss(of, at) ? " l" : "") + (special.has(id) ? " x" : "");
+  const token = (view, at) => {
+    const id = view.tokens[at];
+    const made = element("span", view.text.get(at) ?? piece(id));
+    made.className = "t" + (takesLoss(view, at) ? " l" : "") + (special.has(id) ? " x" : "");
     made.dataset.i = at;
     return made;
   };
 
-  const chunks = function* (of, first, stop) {
+  const chunks = function* (view, first, stop) {
     let chunk = element("div", undefined, "chunk"), count = 0;
     for (let at = first; at < stop; at++) {
-      const made = token(of, at);
+      const made = token(view, at);
       if (at > first) chunk.append(document.createElement("wbr"));
       chunk.append(made);
       count++;
@@ -61,23 +61,23 @@
     if (count) yield chunk;
   };
 
-  const title = (of, name) => of.names.length ? `${name}, ${of.names[name - 1]}` : `${name}`;
+  const title = (view, name) => view.names.length ? `${name}, ${view.names[name - 1]}` : `${name}`;
 
-  const segment = (of, [name, first, stop]) => {
+  const segment = (view, [name, first, stop]) => {
     const made = element("section", undefined, name ? `s${(name - 1) % HUES}` : "padding");
     if (!name) {
-      made.append(element("p", `padding: ${number(stop - first)} tokens, of id ${of.tokens[first]}`));
+      made.append(element("p", `padding: ${number(stop - first)} tokens, of id ${view.tokens[first]}`));
       return made;
     }
     let loss = 0;
-    for (let at = first; at < stop; at++) loss += takesLoss(of, at);
+    for (let at = first; at < stop; at++) loss += takesLoss(view, at);
     const count = stop - first;
-    made.append(element("h2", `Segment ${title(of, name)}: ${number(count)} tokens, ${number(loss)} take loss`));
-    for (const each of of.pieces) {
+    made.append(element("h2", `Segment ${title(view, name)}: ${number(count)} tokens, ${number(loss)} take loss`));
+    for (const each of view.pieces) {
       const isHere = each.segment === name && each.column < stop && first < each.column + each.stop - each.start;
       if (isHere) made.append(element("p", each.words, "where"));
     }
-    made.append(...chunks(of, first, stop));
+    made.append(...chunks(view, first, stop));
     return made;
   };
 
@@ -93,8 +93,8 @@
   const render = () => {
     const step = data.steps[state.step];
     state.row = Math.min(state.row, step.rows.length - 1);
-    const of = row();
-    const names = of.segments.filter(([name]) => name);
+    const view = row();
+    const names = view.segments.filter(([name]) => name);
     if (!names.some(([name]) => name === state.segment)) state.segment = null;
     find("previous").disabled = state.step === 0;
     find("next").disabled = state.step === data.steps.length - 1;
@@ -102,41 +102,41 @@
     find("next-step").textContent = find("next").disabled ? "none after" : `Step ${data.steps[state.step + 1].step}`;
     options(find("row"), step.rows.map((each, at) => [at, `${each.row} of ${step.rows_of_batch}`]), state.row);
     const entries = names.map(([name, first, stop]) => {
-      const from = of.pieces.find((each) => each.segment === name);
+      const from = view.pieces.find((each) => each.segment === name);
       const source = from ? ` ${from.source}` : "";
-      return [name, `${title(of, name)}:${source} (${number(stop - first)} tokens)`];
+      return [name, `${title(view, name)}:${source} (${number(stop - first)} tokens)`];
     });
     options(find("segment"), [["", `all ${names.length}`], ...entries], state.segment ?? "");
-    const instance = of.instance < 0 ? "nothing but padding" : `instance ${number(of.instance)} of the layout`;
+    const instance = view.instance < 0 ? "nothing but padding" : `instance ${number(view.instance)} of the layout`;
     const host = data.host[1] > 1 ? `, host ${data.host[0]} of ${data.host[1]}` : "";
     document.querySelector("h1").textContent = `Step ${step.step}: ${data.title}`;
-    const epoch = of.epoch < 0 ? "Row" : `Epoch ${of.epoch}, row`;
-    find("about").textContent = `${epoch} ${of.row} of this host, slot ${of.slot} of the global batch` +
-      `${host}: ${instance}. ${number(of.length)} tokens. Receipt ${data.receipt}.`;
-    find("notes").replaceChildren(...of.notes.map((note) => element("li", note)));
-    const runs = state.segment === null ? of.segments : names.filter(([name]) => name === state.segment);
-    area.replaceChildren(...runs.map((run) => segment(of, run)));
-    if (of.names.length && state.segment === null) { // the responses of a pair, next to each other
+    const epoch = view.epoch < 0 ? "Row" : `Epoch ${view.epoch}, row`;
+    find("about").textContent = `${epoch} ${view.row} of this host, slot ${view.slot} of the global batch` +
+      `${host}: ${instance}. ${number(view.length)} tokens. Receipt ${data.receipt}.`;
+    find("notes").replaceChildren(...view.notes.map((note) => element("li", note)));
+    const runs = state.segment === null ? view.segments : names.filter(([name]) => name === state.segment);
+    area.replaceChildren(...runs.map((run) => segment(view, run)));
+    if (view.names.length && state.segment === null) { // the responses of a pair, next to each other
       const sides = element("div", undefined, "sides"), [prompt, ...responses] = area.children;
-      sides.append(...responses.slice(0, of.names.length - 1));
+      sides.append(...responses.slice(0, view.names.length - 1));
       prompt.after(sides);
     }
     const start = area.querySelector(".t");
     if (start) start.tabIndex = 0;
-    document.documentElement.dataset.shown = `${step.step}/${of.row}/${state.segment ?? "all"}`;
+    document.documentElement.dataset.shown = `${step.step}/${view.row}/${state.segment ?? "all"}`;
   };
 
   const facts = (at) => {
-    const of = row(), id = of.tokens[at];
-    const run = of.segments.find(([, first, stop]) => first <= at && at < stop);
-    const [place, position] = of.positions.findLast(([first]) => first <= at);
-    const from = of.pieces.find((each) => each.segment === run[0] && at < each.column + each.stop - each.start);
-    const loss = takesLoss(of, at);
-    const weight = of.weight === null ? (loss ? 1 : 0) : of.weight[at];
+    const view = row(), id = view.tokens[at];
+    const run = view.segments.find(([, first, stop]) => first <= at && at < stop);
+    const [place, position] = view.positions.findLast(([first]) => first <= at);
+    const from = view.pieces.find((each) => each.segment === run[0] && at < each.column + each.stop - each.start);
+    const loss = takesLoss(view, at);
+    const weight = view.weight === null ? (loss ? 1 : 0) : view.weight[at];
     const found = [["token", number(at)], ["id", id], ["position", number(position + at - place)], ["segment", run[0]]];
     found.push(["takes loss", loss ? "yes" : "no"], ["weight", `${+weight.toPrecision(6)}`]);
     found.push(["piece", shown.get(id) ?? "no text", "wide"]);
-    if (of.text.has(at)) found.push(["shown", of.text.get(at)]);
+    if (view.text.has(at)) found.push(["shown", view.text.get(at)]);
     if (from) {
       const document = from.document === null ? "" : `${number(from.document)} `;
       found.push(["document", `${document}${from.source ? "of " : ""}${from.source}` || "not known", "all"]);
