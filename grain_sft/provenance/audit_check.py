@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
 from grain_sft.pipeline import Pipeline
@@ -85,11 +85,12 @@ def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     return pipeline.replace(host=Host(0, hosts)) if sampler.host_blocks and divides_batches else pipeline
 
 
-def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
-    """Return the versions of a run that may have written the log's entry `load`.
+def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> Iterator[Pipeline]:
+    """Yield the versions of a run that may have written the log's entry `load`.
 
     The receipt in the entry lists the amendments and stages that the run had then. The receipt does not state where the last
-    of these stages ended. So the result has a version for each possible end.
+    of these stages ended. So there is a version for each possible end. A version is made when it is needed, because a mixture
+    may take seconds.
 
     Args:
       pipeline: Pipeline of the run as it is now.
@@ -98,22 +99,25 @@ def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> li
     """
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:
-        return [pipeline]
+        yield pipeline
+        return
     num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
     num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
     amended = pipeline  # with all its stages, but only with the amendments of that time
     if num_amendments < len(pipeline.amendments):
         amended = pipeline.replace(num_amendments=num_amendments)
-    try:
-        versions = amended.with_first_stages(num_stages, last_step)
-    except GrainSftError:  # the entry was changed, so no version fits
-        return [amended]
     has_all_stages = num_stages == 1 + len(pipeline.later_stages)
-    return [amended, *versions] if has_all_stages else versions  # `amended` has the stages as they are now
+    if has_all_stages:
+        yield amended  # with the stages as they are now
+    try:
+        yield from amended.with_first_stages(num_stages, last_step)
+    except GrainSftError:  # the entry was changed, so no version fits
+        if not has_all_stages:
+            yield amended
 
 
 def _checked_as_best_version(
-    checker: LineChecker, versions: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]
+    checker: LineChecker, versions: Iterable[Pipeline], lines: Sequence[Mapping[str, str]]
 ) -> LineChecker:
     """Check `lines` against each version of the run. Return the checker of the version with the fewest findings."""
     checkers = []
