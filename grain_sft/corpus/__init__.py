@@ -11,7 +11,7 @@ from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, split_range, words_
 from grain_sft.corpus.formats.metadata import LABEL_MASKS, SPLIT, CorpusMetadata, Json, prepare_manifest, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
-from grain_sft.corpus.formats.scanning import SUBSETS, THREADS, scan_corpus
+from grain_sft.corpus.formats.scanning import SUBSETS, scan_corpus
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import check_tokenizer, open_corpus
@@ -20,7 +20,7 @@ from grain_sft.corpus.row_format import RowFormat, are_long
 from grain_sft.corpus.shard import Shard, TokenDtype, check_signed
 
 __all__ = [
-    "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "SPLIT", "SUBSETS", "THREADS",
+    "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "SPLIT", "SUBSETS",
     "Corpus", "CorpusData", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format",
     "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype",
     "TokenFile", "are_long", "check_corpus_stays", "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths",

@@ -12,12 +12,12 @@ from grain_sft.storage.remote.files import open_remote
 from grain_sft.storage.remote_options import SHARD_CACHE_VARIABLE, CacheOptions, RemoteOptions
 from grain_sft.storage.remote_shards import identify
 from grain_sft.storage.shard_reader import Buffers, RowPieces, ShardReader
-from grain_sft.storage.threads import in_threads
+from grain_sft.storage.threads import FEW_THREADS, MANY_THREADS, in_threads
 
 __all__ = [
-    "CACHE_DIR_VARIABLE", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers", "CacheOptions", "Count", "FileStamp",
-    "ForkSafeLock", "HeldLock", "RemoteOptions", "RowPieces", "ShardReader", "activity", "artifact", "atomic_write",
-    "cache_blocks", "describe", "exclusive", "file_stamp", "files", "hashing", "identify", "in_threads", "inside",
-    "inside_also", "is_at", "open_remote", "outside", "read_regular", "read_whole", "remote_files", "shard_cache",
+    "CACHE_DIR_VARIABLE", "FEW_THREADS", "MANY_THREADS", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers", "CacheOptions",
+    "Count", "FileStamp", "ForkSafeLock", "HeldLock", "RemoteOptions", "RowPieces", "ShardReader", "activity", "artifact",
+    "atomic_write", "cache_blocks", "describe", "exclusive", "file_stamp", "files", "hashing", "identify", "in_threads",
+    "inside", "inside_also", "is_at", "open_remote", "outside", "read_regular", "read_whole", "remote_files", "shard_cache",
     "temporary_folder", "without_interrupts", "write_bytes",
 ]  # fmt: skip

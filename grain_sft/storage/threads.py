@@ -7,8 +7,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+FEW_THREADS = min(8, os.cpu_count() or 1)
+"""Number of threads for calls that mostly compute."""
+MANY_THREADS = 32
+"""Number of threads for calls that mostly wait for a disk or a bucket."""
 
-def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = min(8, os.cpu_count() or 1)) -> Iterator[T]:
+
+def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = FEW_THREADS) -> Iterator[T]:
     """Yield the results of `map(function, *columns)`, in order. The calls run in `threads` threads."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         yield from pool.map(function, *columns)

@@ -8,10 +8,10 @@ from itertools import pairwise, starmap
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
+from grain_sft.corpus import Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import find_tokenizer, tokenizer_of
-from grain_sft.storage import Count, FileStamp, describe, file_stamp, files, in_threads
+from grain_sft.storage import MANY_THREADS, Count, FileStamp, describe, file_stamp, files, in_threads
 from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
@@ -112,7 +112,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
             return file_stamp.size_change(file, found.size)
         return "" if found.digest == file.digest else file_stamp.replaced(file)
 
-    for path, sentence in zip(distinct, in_threads(check, distinct.values(), threads=THREADS), strict=True):
+    for path, sentence in zip(distinct, in_threads(check, distinct.values(), threads=MANY_THREADS), strict=True):
         if sentence:
             report.wrong("files", path, sentence)
     report.figures |= {"files": len(distinct), "bytes": sum(file.size for file in distinct.values())}
@@ -184,7 +184,9 @@ def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -
         starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
         spans += [(start, min(start + block, end)) for start in starts]
     # small blocks are read at the same time, because a bucket takes 50 ms to answer a request
-    reads = starmap(corpus.read, spans) if report.full else in_threads(corpus.read, *zip(*spans, strict=True), threads=THREADS)
+    reads = (
+        starmap(corpus.read, spans) if report.full else in_threads(corpus.read, *zip(*spans, strict=True), threads=MANY_THREADS)
+    )
     for (start, _), (tokens, _) in zip(spans, reads, strict=True):
         vocabulary.check(start, tokens)
     vocabulary.report(report)
@@ -196,7 +198,7 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
     some = np.flatnonzero(length > 0)
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
     ends = np.concatenate([start[some], start[some] + length[some] - 1])
-    tokens = [tokens[0] for tokens, _ in in_threads(corpus.read, ends, ends + 1, threads=THREADS)]
+    tokens = [tokens[0] for tokens, _ in in_threads(corpus.read, ends, ends + 1, threads=MANY_THREADS)]
     first, last = np.array(tokens).astype(np.int64).reshape(2, -1)
     _check_eos(report, corpus, some, first, last)
 

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
+from pathlib import Path
 
 import batches
 import numpy as np
@@ -12,6 +14,7 @@ import sft_files as sft
 from megatron_files import write_megatron
 
 import grain_sft
+from grain_sft.corpus import boundary_documents
 from grain_sft.corpus.formats import metadata
 
 FORMATS = ("olmo", "episodes", "primer", "openchat")
@@ -117,6 +120,23 @@ def test_folders_in_a_bucket_are_listed_only_if_necessary(client, monkeypatch, t
     grain_sft.open_corpus(["gs://bucket/tokens", "gs://bucket/more"]).save(tmp_path / "index.json")
     listed.clear()
     assert grain_sft.open_corpus(tmp_path / "index.json").num_tokens == 18 and not listed
+
+
+def test_the_files_of_shards_in_a_bucket_are_listed_and_read_at_once(tmp_path, monkeypatch):
+    local = grain_sft.open_corpus(sft.write_episodes(tmp_path, sft.documents(40), shards=9))
+    start, _ = local.documents
+    remote = local.map_files(lambda file: dataclasses.replace(file, path=f"gs://b{file.path}"))
+    together = threading.Barrier(9, timeout=10)  # breaks if one request waits for another
+
+    def local_path(path):
+        if "shard_" in path:
+            together.wait()
+        return Path(path.removeprefix("gs://b"))
+
+    monkeypatch.setattr(boundary_documents, "read_whole", lambda file: local_path(file.path).read_bytes())
+    assert remote.documents.start.tolist() == start.tolist()
+    monkeypatch.setattr(metadata, "_list", lambda folder: [path.name for path in local_path(folder).glob("*")])
+    assert grain_sft.corpus.FORMATS.make("pairs").detect(f"gs://b{tmp_path}", grain_sft.corpus.DirectoryListing()) is None
 
 
 def megatron_paths(place):

@@ -36,7 +36,9 @@ class Episodes(Format):
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         for split in (files.join(path, "train"), path):
-            if any(self.index in listing.names(folder) for folder in (split, *_shards(split, listing))):
+            shards = _shards(split, listing)
+            listing.list_at_once(files.join(shard, self.index) for shard in shards)
+            if any(self.index in listing.names(folder) for folder in (split, *shards)):
                 return split
         return None
 

@@ -10,14 +10,14 @@ import msgspec
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import FileFormats, corpus_of_files
-from grain_sft.corpus.formats.metadata import THREADS, CorpusMetadata, DirectoryListing, Json
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.mix import head_of
 from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss, check_masks, corpus_of, scan_in_threads
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import Count, FileStamp, file_stamp, files, identify
+from grain_sft.storage import MANY_THREADS, Count, FileStamp, file_stamp, files, identify
 
 _EXPECTED = " Expected an index or token files. Make a corpus of chats or texts with `grain-sft prepare`."
 _DAMAGED = "The index is damaged: build it again."
@@ -137,7 +137,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 
     local = [file for file in corpus.files() if not files.is_remote(file.path)]
     # Each thread checks its part of the files in one call. A call for each file would take longer than its check.
-    scan_in_threads(check_sizes, [local[first::THREADS] for first in range(THREADS)])
+    scan_in_threads(check_sizes, [local[first::MANY_THREADS] for first in range(MANY_THREADS)])
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:

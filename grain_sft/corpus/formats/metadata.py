@@ -12,11 +12,9 @@ from absl import logging
 
 from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.options import check_value
-from grain_sft.storage import Count, files, in_threads
+from grain_sft.storage import MANY_THREADS, Count, files, in_threads
 
 T = TypeVar("T")
-
-THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
 
 PREPARE = "prepare.json"
 """Name of the file in a corpus's folder with the request, tokenizer and inputs of `grain-sft prepare`."""
@@ -87,7 +85,7 @@ class DirectoryListing:
         """List the remote folders of the files `paths`. Listed one after another, each would wait for a request."""
         folders = {files.parent(path) for path in paths if files.is_remote(path)}
         if len(folders) > 1:
-            list(in_threads(self.names, folders, threads=THREADS))
+            list(in_threads(self.names, folders, threads=MANY_THREADS))
 
     def find(self, folder: str, name: str) -> str:
         """Return the path of the file `name` in `folder`; "" if it does not exist."""

@@ -12,13 +12,12 @@ import numpy as np
 from grain_sft.corpus.array_file import MAGIC, first_true
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats.metadata import THREADS as THREADS
 from grain_sft.corpus.formats.metadata import CorpusMetadata
 from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import FileStamp, describe, file_stamp, files, in_threads
+from grain_sft.storage import MANY_THREADS, FileStamp, describe, file_stamp, files, in_threads
 from grain_sft.types import Array
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
@@ -159,7 +158,7 @@ def scan_in_threads(function: Callable[..., T], *columns: Collection[Any], work:
     """Return `list(map(function, *columns))`, computed in threads. `work` is the title of a progress bar; "" shows none."""
     # The context holds the `root` of `open_corpus`. Two threads can't run in one context, so each call runs in a copy.
     context = contextvars.copy_context()
-    results = in_threads(lambda *values: context.copy().run(function, *values), *columns, threads=THREADS)
+    results = in_threads(lambda *values: context.copy().run(function, *values), *columns, threads=MANY_THREADS)
     return list(with_progress(results, len(columns[0]), work) if work else results)
 
 
