@@ -11,7 +11,7 @@ import batches
 import numpy as np
 import pytest
 import sft_files as sft
-from megatron_files import write_megatron
+from megatron_corpora import write_megatron
 
 import grain_sft
 from grain_sft.corpus import boundary_documents

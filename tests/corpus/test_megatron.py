@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 from batches import load, sections, write_config
-from megatron_files import CASES, GOLDEN, write_megatron
+from megatron_corpora import CASES, GOLDEN, write_megatron
 from sft_files import error_of
 
 from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import sft_files as sft
-from megatron_files import write_megatron
+from megatron_corpora import write_megatron
 
 from grain_sft import open_corpus
 from grain_sft.config.parts import make_corpus

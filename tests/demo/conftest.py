@@ -1,9 +1,5 @@
-"""Fixtures of the demo's tests."""
+"""The tests of the demo run on the CPU."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-from small_chat import chat
-
-__all__ = ["chat"]

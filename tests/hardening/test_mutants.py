@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from batches import assert_same, sections
 from children import run
-from megatron_files import write_megatron
+from megatron_corpora import write_megatron
 from mutators import ODD_NUMBERS, change_json, changed_bytes
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 

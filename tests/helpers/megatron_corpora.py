@@ -1,13 +1,16 @@
-"""Megatron files of random documents, and runs over them. A prefix is the path of a .bin and an .idx file, without suffix."""
+"""Megatron files of random documents, and runs over them. A prefix is the path of a .bin and an .idx file, without suffix.
+
+The files are written without grain_sft's writer, or by megatron-core (tests/golden/megatron).
+"""
 
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron_files import write_megatron
 
 EOD, PAD = 7, 0
 LENGTH = 16
@@ -173,3 +176,33 @@ def hashes_of(batches: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         for key, digest in digests.items():
             digest.update(np.ascontiguousarray(arrays[key], "<i4").tobytes())
     return {key: digest.hexdigest()[:12] for key, digest in digests.items()}
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron"
+CASES = json.loads((GOLDEN / "corpora.json").read_text())["cases"]
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+
+
+def write_megatron(prefix: Path, docs, dtype="int32", *, entries=True, **changed) -> str:
+    """Write documents, each a list of token sequences, to `prefix`.idx and `prefix`.bin; return the prefix.
+
+    If `entries`, the header has the number of entries of the document index, as megatron-core's header has. Otherwise, it has
+    the number of documents. `changed` replaces values of `parts`.
+    """
+    sequences = [sequence for document in docs for sequence in document]
+    sizes = np.array([len(sequence) for sequence in sequences], "<i4")
+    tokens = np.concatenate([np.empty(0, dtype), *(np.array(sequence, dtype) for sequence in sequences)], dtype=dtype)
+    parts = {"magic": b"MMIDIDX\0\0", "version": 1, "code": CODES[dtype], "sizes": sizes, "tail": b""}
+    parts["pointers"] = (np.cumsum(sizes, dtype=np.int64) - sizes) * tokens.itemsize
+    parts["borders"] = np.cumsum([0, *map(len, docs)])
+    parts |= changed
+    header = b"".join(number.to_bytes(8, "little") for number in (len(sizes), len(docs) + entries))
+    stated = parts["magic"] + parts["version"].to_bytes(8, "little") + bytes([parts["code"]]) + header
+    arrays = [np.asarray(parts[name]).astype(kind).tobytes() for name, kind in ARRAYS]
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{prefix}.idx").write_bytes(stated + b"".join(arrays) + parts["tail"])
+    tokens.tofile(f"{prefix}.bin")
+    return str(prefix)
+
+
+ARRAYS = (("sizes", "<i4"), ("pointers", "<i8"), ("borders", "<i8"))

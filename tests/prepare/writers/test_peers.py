@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from batches import golden_values
 from documents import request_of, save_golden_tokenizer, texts_of, write
-from megatron_files import GOLDEN, write_megatron
+from megatron_corpora import GOLDEN, write_megatron
 from prepared import save_trained
 from sft_files import documents, write_olmo
 
