@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from batches import load, sections, write_config
 from mixed_corpora import mixture_config, write_sources
-from pair_files import make_pairs, write_pairs
-from sft_files import documents, write_olmo
+from sft_files import documents, make_pairs, write_olmo, write_pairs
 
 from grain_sft.bench import advice, measuring, stages
 from grain_sft.bench import config as of_config

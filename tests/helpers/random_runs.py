@@ -4,8 +4,7 @@ import copy
 import random
 
 import numpy as np
-from pair_files import make_pairs, write_pairs
-from sft_files import documents, write_episodes, write_olmo
+from sft_files import documents, make_pairs, write_episodes, write_olmo, write_pairs
 
 LAYOUTS = [
     {"kind": "windows", "max_target_sequence_length": 64},

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 import pytest
 from batches import load, sections, write_config
-from pair_files import make_pairs, write_pairs
-from sft_files import documents, write_episodes
+from sft_files import documents, make_pairs, write_episodes, write_pairs
 from test_jax_arrays import RowSums
 
 from grain_sft import GrainSftError, Pipeline

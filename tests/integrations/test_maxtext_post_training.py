@@ -18,8 +18,7 @@ import pytest
 import yaml
 from batches import load, sections, write_config
 from maxtext_runs import LENGTH, NEEDED, ROWS, STEPS, distillation_config, launch, write_texts, write_tokenizer
-from pair_files import make_pairs, write_pairs
-from sft_files import documents, write_olmo
+from sft_files import documents, make_pairs, write_olmo, write_pairs
 from trainer_runs import losses
 
 pytestmark = NEEDED

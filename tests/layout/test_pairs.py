@@ -8,8 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 from batches import load, sections
-from pair_files import PAD, make_pairs, write_pairs
-from sft_files import documents, write_episodes
+from sft_files import PAD, documents, make_pairs, write_episodes, write_pairs
 
 from grain_sft import GrainSftError, NpyDataSource, open_corpus
 from grain_sft.layout import PairsLayout

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from absl import logging
 from batches import load, sections, take, write_config
-from pair_files import write_pairs
-from sft_files import EOS, write_olmo
+from sft_files import EOS, write_olmo, write_pairs
 
 from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.pipeline import NUM_CHECKED, takes_loss

@@ -11,8 +11,8 @@ import grain
 import numpy as np
 import pytest
 from batches import load, pipeline_of, sections, write_config
-from pair_files import make_pairs, write_pairs
 from report_tables import data_of
+from sft_files import make_pairs, write_pairs
 
 from grain_sft import ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
