@@ -19,7 +19,7 @@ import numpy.typing as npt
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch, seconds_in_turn, seconds_waited
 from grain_sft.bench.stages import WHOLE, facts, sample, stages
-from grain_sft.pipeline import PREFETCH, Pipeline
+from grain_sft.pipeline import PREFETCH, Pipeline, batch_of_arrays
 from grain_sft.source import RowSource
 from grain_sft.storage import files
 
@@ -112,7 +112,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     In the result, `tokens` is the number of tokens of a batch. Each item of `rows` has a `name` and the figures of `rate`.
     """
     endless, _ = first_steps_forever(pipeline)
-    first = endless[0]
+    first = batch_of_arrays(endless, 0)
     loaders: dict[str, Next] = {
         LIMIT: limit(first),
         "one thread": endless.iter(threads=0).__next__,

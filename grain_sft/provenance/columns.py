@@ -7,9 +7,10 @@ import grain
 import numpy as np
 
 from grain_sft.corpus import LossReader
-from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.errors import CorpusError, PipelineError, RowIndexError
 from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
+from grain_sft.registry import entry_errors, name_of
 from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
 from grain_sft.types import Array, Bools, Ints
@@ -184,8 +185,9 @@ class TrainableTokens:
         """Return the arrays of `rows` as they are before `ShiftTargets`."""
         element = source.read(rows)
         for transform in self._transforms:
-            changed = transform.map(element)
-            if not changed.keys() >= {"loss_mask", "segment_ids"}:
+            with entry_errors(PipelineError, f"transform {name_of(type(transform))}", "Fix its code, or its options."):
+                changed = transform.map(element)
+            if not isinstance(changed, dict) or not changed.keys() >= {"loss_mask", "segment_ids"}:
                 break  # the transform makes targets of the mask, as `ShiftTargets` does
             element = changed
         return element

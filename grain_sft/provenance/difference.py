@@ -7,7 +7,7 @@ import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, RunDocuments
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Pipeline, batch_of_arrays
 from grain_sft.provenance.lines import iter_trace
 from grain_sft.types import Bools, Ints
 
@@ -132,7 +132,7 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         num_paired, num_rows = sorted(len(_rows(each, step)) for each in (one, other))
         equal = np.ones(num_paired, np.bool_)
         if num_paired:
-            batch, other_batch = one[step], other[step]
+            batch, other_batch = batch_of_arrays(one, step), batch_of_arrays(other, step)
             shapes, other_shapes = ({key: np.shape(each[key])[1:] for key in each} for each in (batch, other_batch))
             equal[:] = shapes == other_shapes
             for key in batch if shapes == other_shapes else ():  # a number becomes an array [1], which is compared for each row

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from grain_sft import Pipeline
-from grain_sft.errors import RowIndexError
+from grain_sft.bench.config import report_speed
+from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.provenance import difference
 
 
@@ -38,3 +39,12 @@ def test_arrays_with_any_number_of_axes_are_compared(make):
     rows = np.concatenate([plain[step]["inputs"] for step in steps])
     found = difference(*pair, steps=steps, count=len(steps))
     assert found.differing_rows == np.count_nonzero(rows[:, 0] != rows[:, 1]) and found.total_rows == len(rows)
+
+
+def test_batches_that_are_not_dicts_are_refused(make):
+    plain = make(audit=None)
+    transform = type("Tuples", (grain.transforms.Map,), {"map": lambda self, element: tuple(element.values())})()
+    changed = Pipeline(plain.source, plain.sampler, [transform])
+    for call in (lambda: difference(plain, changed, steps=range(1)), lambda: report_speed(changed, 0.01)):
+        with pytest.raises(PipelineError, match="expected a dict of arrays"):
+            call()

@@ -10,7 +10,7 @@ from batches import assert_is_traced, assert_same
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.errors import PipelineError, RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout, traits
 from grain_sft.prepare.materialize import materialize
 from grain_sft.provenance import find_document, iter_trace, summarize, trace
@@ -203,6 +203,9 @@ def test_tokens_with_loss_are_counted_if_a_transform_removes_or_cuts_the_mask(la
         element = pipeline.source.read(pipeline.sampler.rows(0))
         mask = change(element).get("loss_mask", element["loss_mask"])
         assert trace(pipeline, range(1)).trainable.sum() == np.count_nonzero(mask[:, 1:]) > 0
+    failing = type("Failing", (grain.transforms.Map,), {"map": lambda self, element: 1 / 0})()
+    with pytest.raises(PipelineError, match="Failing: ZeroDivisionError"):
+        trace(pipeline_of(layouts["padded"], [failing]), range(1))
 
 
 def test_the_parts_of_iter_trace_join_to_the_trace(layouts):
