@@ -109,8 +109,8 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has files that this package did not write. Without `overwrite`, also raise an error if the
-        output has another finished corpus.
+        Raise an error if the output is the current folder, or has files that this package did not write. Without `overwrite`,
+        also raise an error if the output has another finished corpus.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -118,7 +118,15 @@ class Target:
                 return manifest
             if not overwrite:
                 raise self.error(self.changed("a corpus made", manifest, identity))
-            return None
+        else:
+            self._refuse_other_files()
+        # after the rename of `_publish`, the shell and this process would be in a folder that no longer exists
+        if not self.remote and os.path.isdir(self.output) and os.path.samefile(self.output, "."):
+            raise self.error(f"{self.output}: is the current folder, which would be replaced. Start in another folder.")
+        return None
+
+    def _refuse_other_files(self) -> None:
+        """Raise an error if the output has files that this package did not write."""
         if self.remote:  # in a bucket, unfinished work has files in the output, too
             # an empty object `NAME/` is a folder that a user made in the console
             has_files = not files.exists(self.state) and any(path[-1] != "/" for path in _remote_files(self.output))
@@ -129,7 +137,6 @@ class Target:
         if has_files:
             problem = f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here"
             raise self.error(f"{problem}. Give a folder that is empty or new, or remove its files yourself.")
-        return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         """Return an error message that lists how the identity `old` of an earlier run differs from `new`.

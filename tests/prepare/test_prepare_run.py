@@ -236,6 +236,13 @@ def test_an_output_that_cannot_be_made_is_refused(output: str, expected: str, pl
     assert place.names() == ["in"]
 
 
+def test_the_current_folder_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell in the replaced folder would see no files, and each command in it would fail."""
+    place.out.mkdir()
+    monkeypatch.chdir(place.out)
+    assert "out: is the current folder, which would be replaced" in place.fails(place.command(place.request()))
+
+
 def test_a_folder_above_the_output_that_cannot_be_written_is_noticed_before_the_scan(place: Place, monkeypatch) -> None:
     place.out.mkdir()
     probe = tempfile.TemporaryFile
