@@ -14,6 +14,7 @@ from prepared import StoppedError, digests, save_trained, stamps, stop_half_way,
 import grain_sft
 from grain_sft.errors import MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, documents, prepare
+from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
@@ -201,3 +202,9 @@ def test_a_corpus_in_a_bucket_is_replaced_only_if_asked(client, bucket: str, tmp
     assert fetched(client, tmp_path, "out[2]") == fetched(client, tmp_path, "fresh")
     assert client.cat_file("bucket/out2/foreign") == b"not ours"
     assert not files.exists(f"{bucket}/.out[2].grain_sft-work/identity.json")
+
+
+def test_missing_chunks_in_a_bucket_take_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("exists", "size", "read_range"):
+        monkeypatch.setattr(files, name, None)
+    assert Chunks("memory://bucket/none", "key").existing_headers(2) == [None, None]

@@ -21,7 +21,6 @@ from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, worker
 from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
-from grain_sft.storage import files
 
 
 def test_a_killed_worker_is_an_error_and_the_next_run_continues(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +168,6 @@ def test_a_missing_or_damaged_chunk_is_named(content: bytes | None, tmp_path: Pa
         chunks.write(0, content)
     with pytest.raises(StorageError, match=r"group-000000\.chunk: is missing or damaged\. Prepare again\."):
         chunks.headers(1)
-
-
-def test_missing_chunks_in_a_bucket_take_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("exists", "size", "read_range"):
-        monkeypatch.setattr(files, name, None)
-    assert Chunks("memory://bucket/none", "key").existing_headers(2) == [None, None]
 
 
 def test_a_damaged_manifest_is_named(place: Place) -> None:
