@@ -54,8 +54,7 @@ def _read_entries(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[lis
     stamps = boundary_files(corpus)
     are_remote = any(files.is_remote(file.path) for file in stamps)
     # on 2 processors, local files take 0.7 times as long as in one thread
-    threads = MANY_THREADS if are_remote else FEW_THREADS
-    results = list(in_threads(read, corpus.shards, stamps, threads=threads))
+    results = list(in_threads(read, corpus.shards, stamps, threads=MANY_THREADS if are_remote else FEW_THREADS))
     first_token = 0
     for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
         start += first_token

@@ -95,10 +95,9 @@ class Olmo(Format):
         """
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
-        first_of_folder: dict[str, str] = {}
-        for part in parts:
-            if _ANY_TOKENS.fullmatch(files.name_of(part.tokens)):
-                first_of_folder.setdefault(files.parent(part.tokens), part.tokens)
+        tokens = [part.tokens for part in parts if _ANY_TOKENS.fullmatch(files.name_of(part.tokens))]
+        # reversed, so that the first file of each folder is assigned last
+        first_of_folder = {files.parent(path): path for path in reversed(tokens)}
         for folder, path in first_of_folder.items():
             masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
             has_masks, metadata = _stated_masks(folder, listing)

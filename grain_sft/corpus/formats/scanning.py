@@ -137,8 +137,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None
     ignores_loss = bool(with_loss) and (not uses_loss or options.masks is not None)
-    fields = {"sources_file": sources, "ignores_loss": ignores_loss}
-    return corpus_of(shards, first_dtype, split.metadata, options.eos_token_id, **fields)
+    return corpus_of(shards, first_dtype, split.metadata, options.eos_token_id, sources_file=sources, ignores_loss=ignores_loss)
 
 
 def corpus_of(
