@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import FIM
-from prepared import Place, save_trained
+from prepared import FIM, Place, save_trained
 from template_rules import SPECIAL, save_tokenizers
 
 from grain_sft.prepare.records import inputs

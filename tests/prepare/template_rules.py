@@ -1,16 +1,19 @@
-"""The rules of every template in plain Python, for comparison with the text and the loss of the tokens on disk."""
+"""The rules of every template in plain Python, for comparison with the text and the loss of the tokens on disk.
+
+`STYLES` has chat templates in common use. `Style.learned` computes which text takes loss, independently of the package.
+"""
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from prepared import CHATML, save_trained
-from tokenizer_makers import byte_level_json, save_huggingface
+from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
 
-from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, parse_record, render
+from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, load_tokenizer, parse_record, render
 
 EOT = "<|end_of_turn|>"
 BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")
@@ -151,3 +154,83 @@ def render_one(tokenizer: Tokenizer, name: str, record: Any, **options: Any) -> 
     """Return what a template makes of one record: a document, or a RecordError."""
     conversation = record if isinstance(record, Conversation) else parse_record(record)
     return render(TEMPLATES[name], [conversation], tokenizer, TemplateOptions(**options))[0]
+
+
+class Style(NamedTuple):
+    """A chat template, its tokenizer, and how the template treats a turn of the assistant.
+
+    Attributes:
+      template: Jinja text; None for the built-in template.
+      ends: Text that takes loss after the content of each answer but the last, and after the last answer; "" for none.
+      seen: Function from a content to the text that the template writes for it, such as `str.strip`.
+      system: Whether the template accepts a system message.
+      tokenizer: Kind of the tokenizer: a style of byte-level BPE, or a scheme of Metaspace.
+      ordinary: Tokens that are added to the tokenizer but are not special.
+    """
+
+    name: str
+    template: str | None
+    special: tuple[str, ...]
+    ends: tuple[str, str]
+    bos: str | None = None
+    eos: str | None = None
+    seen: Callable[[str], str] = str
+    system: bool = True
+    tokenizer: str = "llama3"
+    ordinary: tuple[str, ...] = ()
+
+    def learned(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text that takes loss: the assistant's contents and the ends of its turns."""
+        texts = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
+        return "".join(f"{text}{self.ends[0]}" for text in texts[:-1]) + texts[-1] + self.ends[1]
+
+    def load(self, folder: Path) -> Tokenizer:
+        """Train the tokenizer, save it to a folder below `folder`, and load it from there."""
+        if self.tokenizer in ("gpt2", "llama3"):
+            content = byte_level_json(self.special, ordinary=self.ordinary, style=self.tokenizer)
+        else:
+            content = metaspace_json(self.special, scheme=self.tokenizer)
+        saved = save_huggingface(folder / self.name, content, chat_template=self.template, bos=self.bos, eos=self.eos)
+        return load_tokenizer(saved)
+
+
+_IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_IM_ENDS = ("<|im_end|>", "<|im_end|>")
+
+JINJA_FILES = {path.stem: path.read_text() for path in Path(__file__).with_name("chat_templates").glob("*.jinja")}
+
+
+def without_thoughts(content: str) -> str:
+    return content.split("</think>")[-1]
+
+
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|python_tag|>")
+_HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", *_TURN_ENDS)
+_GEMMA, _GEMMA_ENDS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), ("<end_of_turn>",) * 2
+_QWEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_DEEPSEEK = ("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>")
+_GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
+_BOS, _EOS = "<s>", "</s>"
+
+_LLAMA3 = Style("llama3", JINJA_FILES["llama3"], _HEADERS, ("<|eot_id|>",) * 2, "<|begin_of_text|>", "<|eot_id|>", str.strip)
+STYLES = [
+    Style("chatml", CHATML, _IM, _IM_ENDS, eos="<|im_end|>"),
+    Style("chatml_gpt2", CHATML, _IM, _IM_ENDS, eos="<|endoftext|>", tokenizer="gpt2"),
+    Style("llama2", JINJA_FILES["llama2"], (_BOS, _EOS), (f" {_EOS}",) * 2, _BOS, _EOS, str.strip, tokenizer="always"),
+    Style("llama2_first", JINJA_FILES["llama2"], (_BOS, _EOS), (f" {_EOS}",) * 2, _BOS, _EOS, str.strip, tokenizer="first"),
+    _LLAMA3,
+    Style("zephyr", JINJA_FILES["zephyr"], (_BOS, _EOS), (_EOS, _EOS), _BOS, _EOS, tokenizer="first"),
+    Style("gemma", JINJA_FILES["gemma"], _GEMMA, _GEMMA_ENDS, "<bos>", "<eos>", str.strip, system=False, tokenizer="never"),
+    Style("tulu", JINJA_FILES["tulu"], ("<|endoftext|>",), ("<|endoftext|>",) * 2, eos="<|endoftext|>", tokenizer="gpt2"),
+    Style("olmo", JINJA_FILES["olmo"], _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
+    Style("built_in_olmo", None, _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
+    Style("qwen", JINJA_FILES["qwen"], _IM, _IM_ENDS, eos="<|im_end|>", ordinary=_QWEN),
+    Style("generation", JINJA_FILES["generation"], _IM, _IM_ENDS, eos="<|endoftext|>"),
+    _LLAMA3._replace(name="llama3_tools", template=JINJA_FILES["llama3_tools"]),
+    Style("glm", JINJA_FILES["glm"], _GLM, ("", ""), eos="<|endoftext|>"),
+    Style("glm_that_stops_at_user", JINJA_FILES["glm"], _GLM, ("<|user|>", ""), eos="<|user|>"),
+    Style("deepseek", JINJA_FILES["deepseek"], _DEEPSEEK, ("<|end|>",) * 2, "<|begin|>", "<|end|>", without_thoughts),
+    Style("plain", JINJA_FILES["plain"], ("<|endoftext|>",), ("", ""), eos="<|endoftext|>"),
+    Style("mistral", JINJA_FILES["mistral"], (_BOS, _EOS, "[INST]", "[/INST]"), (_EOS, _EOS), _BOS, _EOS),
+]
+BY_NAME = {style.name: style for style in STYLES}

@@ -9,8 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from documents import texts_of
-from prepared import record
+from prepared import record, texts_of
 from python_runs import run_python
 from record_files import KINDS
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from documents import documents_of, made, request_of, texts_of, write
-from prepared import save_trained, write_chats
+from prepared import documents_of, made, request_of, save_trained, texts_of, write, write_chats
 from record_files import parquet
 from tokenizer_makers import save_huggingface
 

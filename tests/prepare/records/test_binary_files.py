@@ -12,8 +12,7 @@ from pathlib import Path
 import pyarrow as arrow
 import pytest
 from batches import golden_values
-from documents import request_of
-from prepared import rejected_of
+from prepared import rejected_of, request_of
 from pyarrow import parquet
 from record_files import arrow_stream as stream
 from record_files import read_all, units_of

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-from documents import request_of
-from prepared import CHAT_FORMATS, digests, rejected_of
+from prepared import CHAT_FORMATS, digests, rejected_of, request_of
 from pyarrow import parquet
 from record_files import COLUMNS, KINDS, Record, arrow_stream, lines, read_all
 from template_rules import in_one, primer, spelled

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_styles import BY_NAME
-from template_rules import Run, hf, in_one, spelled
+from template_rules import BY_NAME, Run, hf, in_one, spelled
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render

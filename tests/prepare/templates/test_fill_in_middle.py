@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from batches import golden_values
-from documents import FIM, documents_of, save_golden_tokenizer, texts_of
-from prepared import save_trained
+from prepared import FIM, documents_of, save_golden_tokenizer, save_trained, texts_of
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare import TemplateOptions, load_tokenizer

@@ -3,11 +3,10 @@
 import random
 from typing import Any
 
-import chat_styles
 import pytest
 from hostile_tokenizers import makers
 from prepared import CHATML
-from template_rules import render_one
+from template_rules import JINJA_FILES, render_one
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
@@ -27,9 +26,9 @@ WRAPPED = """{% for message in messages %}{% generation %}<|im_start|>{{ message
 WITHOUT_TOKENS = "{% set bos_token = bos_token | default('') %}{% set eos_token = eos_token | default('') %}"
 JINJA = {
     "chatml": CHATML,
-    "llama3": chat_styles.TEMPLATES["llama3"],
-    "llama2": WITHOUT_TOKENS + chat_styles.TEMPLATES["llama2"],
-    **{name: chat_styles.TEMPLATES[name] for name in ("gemma", "qwen", "glm", "generation")},
+    "llama3": JINJA_FILES["llama3"],
+    "llama2": WITHOUT_TOKENS + JINJA_FILES["llama2"],
+    **{name: JINJA_FILES[name] for name in ("gemma", "qwen", "glm", "generation")},
     "adjacent": ADJACENT,
     "wrapped": WRAPPED,
     "upper": "{% for m in messages %}<s>{{ m.role }}: {{ m.content | upper }}</s>{% endfor %}",

@@ -7,9 +7,8 @@ import random
 
 import numpy as np
 import pytest
-from chat_styles import BY_NAME, STYLES
 from prepared import CHATML, turns
-from template_rules import render_one
+from template_rules import BY_NAME, STYLES, render_one
 from tokenizer_makers import ODD_TEXTS
 
 from grain_sft.errors import RecordError

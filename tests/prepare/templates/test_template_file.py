@@ -8,10 +8,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from chat_styles import BY_NAME
-from documents import request_of, write
-from prepared import CHATML, chat, turns
-from template_rules import render_one
+from prepared import CHATML, chat, request_of, turns, write
+from template_rules import BY_NAME, render_one
 from tokenizer_makers import byte_level_json, save_huggingface, save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus

@@ -10,7 +10,7 @@ import sentencepiece
 import tiktoken
 import tokenizer_makers as makers
 import tokenizers
-from documents import made
+from prepared import made
 from tiktoken.load import load_tiktoken_bpe
 
 from grain_sft.bench.measuring import run_program

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import golden_values
-from documents import request_of, save_golden_tokenizer, texts_of, write
 from megatron_corpora import GOLDEN, write_megatron
-from prepared import save_trained
+from prepared import request_of, save_golden_tokenizer, save_trained, texts_of, write
 from sft_files import documents, write_olmo
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
