@@ -71,7 +71,7 @@ class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         is one preference pair, `materialized` reads rows that `grain-sft pack --materialize` wrote, `megatron_gpt` makes rows
         of Megatron-LM, `olmo_vsl` those of OLMo-core's variable-length dataset. `package.module:Name` is a layout of yours.
       sequence_length: Number of tokens in a row. In kind `olmo_vsl`, number of tokens in the longest rows; in `pairs`, in a
-        prompt and one response; in `megatron_gpt`, in a row of the trainer's batch.
+        prompt and one response; in `megatron_gpt`, in a row of `inputs`, which may be one token shorter than the layout's row.
     """
 
     kind: Annotated[str, LAYOUTS]
@@ -121,8 +121,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
         Without either key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`. Default: the value of
-        `sampler.on_exhausted`. If the source is a mixture itself, the key is the default of that mixture's sources, instead of
-        `sampler.on_exhausted`. Such a key may also be `repeat`, and is `repeat` if it is left out.
+        `sampler.on_exhausted`. In a source that is a mixture itself, this key is the default for the inner sources, and
+        `sampler.on_exhausted` does not apply to them. There, it may also be `repeat`, which is its own default.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
@@ -140,13 +140,13 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Args:
       steps: Number of steps of the stage. A stage states `steps` or `tokens`; the last stage may omit both.
-      tokens: Number of tokens of the stage, rounded up to whole steps. All columns of the layout's rows count, also padding.
+      tokens: Number of tokens of the stage, rounded up to whole steps. Each token of a row counts, padding included.
       corpus: Keys of `corpus` that differ in the stage. A stage that gives a `path` inherits no key of the config's
         `corpus`. If both the stage and the config give a `mixture`, the two are merged key by key. If only the stage gives a
         `mixture`, it inherits no key of the config's `corpus`.
       layout: Keys of `layout` that differ in the stage.
       sampler: Keys of `sampler` that differ in the stage. The steps of `schedule` count from the first step of the stage.
-      transforms: Transforms of the stage, in place of all transforms of the config.
+      transforms: Transforms of the stage, in place of all transforms of the config. Default: those of the config.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=1)] | None = None

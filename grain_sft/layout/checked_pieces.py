@@ -85,13 +85,13 @@ def check_repeated(pieces: Pieces, layout: Traits, rows: Ints) -> None:
 def _table(pieces: Pieces, rows: Ints) -> Ints:
     """Return the columns of the `pieces` of `rows`, as int64 [pieces, 8]. The first column has row numbers."""
     document = np.full(len(pieces.row), -1) if pieces.document is None else pieces.document
-    return np.stack([rows[pieces.row], *pieces[1:5], *pieces.segment_columns, document], axis=1)
+    return np.stack([rows[pieces.row], *pieces[1:5], *pieces.segments_and_positions, document], axis=1)
 
 
 def _faults(pieces: Pieces, layout: Traits, rows: Ints, documents: Documents | None) -> dict[str, Bools]:
     """Return {text of a fault: mask of the pieces that have it, bool [pieces]}."""
     row, shard = pieces.row, pieces.shard
-    segment, position = pieces.segment_columns
+    segment, position = pieces.segments_and_positions
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
     stop, width = pieces.column + pieces.length, layout.width(rows)
     begins_row = np.diff(row, prepend=-1) != 0

@@ -30,8 +30,8 @@ RowSegments = tuple[list[int], list[int], tuple[int, int]]
 """Segments of a row, as a tuple (starts, lengths, begin).
 
 `starts` has the token offset of each segment in the corpus, and `lengths` the number of its tokens. `begin` is `BEGIN_OF_ROW`,
-except in a `ColumnsLayout`. There, it is a pair: the number of segments of the whole row that end before the columns, and the
-position of the first column's token in its segment. If the columns begin at position 5 of the third segment, it is (2, 5).
+except in a `ColumnsLayout`, which has only some columns of each row. There, it is the number of the row's segments that end
+before these columns, and the position of their first token in its segment: (2, 5) for position 5 of the third segment.
 """
 
 BEGIN_OF_ROW = (0, 0)
@@ -121,7 +121,7 @@ class FromPieces(Traits):
     def _rows_receipt(self) -> str:
         """Text that changes if the rows change; by default, with a hash of all pieces."""
         columns = (
-            [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
+            [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segments_and_positions]
             for first, pieces in self._blocks()
         )
         return self._hash_of(columns)
@@ -155,16 +155,18 @@ class Layout(FromPieces):
     A layout is a subclass with three methods:
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
-      `pieces(rows)`, the tokens of each row.
+      `pieces(rows)`, the spans of tokens that make each of the rows, as arrays (see `Pieces`).
     `Traits` and `FromPieces` have defaults for the other attributes and methods. A layout overrides the defaults that
     do not fit its rows.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Adapt a subclass that defines `pieces`: inherit only from `FromPieces`, and check the pieces of another package.
+        """Adapt a subclass that defines `pieces`.
 
-        Otherwise, a subclass of `PackedLayout` would inherit `row_segments`, which reads the plan and ignores the new `pieces`.
-        A check of the pieces of 32 rows takes 38 us.
+        The methods that describe rows become those of `FromPieces`, unless the subclass defines them. Otherwise, a subclass of
+        `PackedLayout` would inherit `row_segments`, which reads the plan and ignores the new `pieces`.
+
+        If the subclass is of another package, its pieces are checked. A check of the pieces of 32 rows takes 38 us.
         """
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
@@ -177,7 +179,7 @@ class Layout(FromPieces):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Return the checked pieces of `rows`. Without rows, call the subclass with row 0, and return no pieces."""
+                """Return the checked pieces of `rows`. Without rows, ask for row 0, because its code may need one."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)

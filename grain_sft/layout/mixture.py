@@ -104,7 +104,7 @@ class MixtureLayout(Layout):
             document = np.full(len(pieces.row), -1, np.int64)
             if pieces.document is not None:
                 document = np.where(pieces.document < 0, -1, pieces.document + self._first_documents[number])
-            return (pieces.row, pieces.column, shard, pieces.start, pieces.length, *pieces.segment_columns, document)
+            return (pieces.row, pieces.column, shard, pieces.start, pieces.length, *pieces.segments_and_positions, document)
 
         return Pieces(*join_parts(self.parts_of(rows), columns_of))
 

@@ -30,7 +30,7 @@ from grain_sft.types import Ints
 
 _WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}  # number of bytes of an entry
 
-_Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
+_Group = list[npt.NDArray[np.uint64]]  # flat arrays of the three files, in the order of `_WIDTHS`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def find_plan(
         raise LayoutError(f"paths: {len(paths)}; give one for each of the {len(corpus.shards)} token files.")
     headed = next((shard.path for shard in corpus.shards if shard.data_offset), None)
     if headed is not None:
-        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Use a plan of PackedLayout.")
+        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Pack it with PackedLayout.")
     hashes = []
     for first in range(0, len(paths), size):
         group, shards = paths[first : first + size], corpus.shards[first : first + size]
@@ -98,8 +98,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:
-        # In OLMo-core, a document that crosses a shard border is a separate document in each shard. So the pieces are compared
-        # with unjoined documents. But the column `document` has the numbers of whole documents.
+        # A boundary file lists the parts of documents in its shard, and OLMo-core packs each part as a document. So the pieces
+        # are compared with unjoined documents. But the column `document` has the numbers of whole documents.
         _documents_of(where, start, stop, read_unjoined_documents(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -111,7 +111,10 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
-    """Return whether OLMo-core found the documents of these files in `.csv.gz` files, and not by EOS."""
+    """Return whether OLMo-core found the documents of these files in `.csv.gz` files, and not by EOS.
+
+    OLMo-core looks for EOS only in local files, and not if `use_array_if_local` is False.
+    """
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
 
@@ -156,11 +159,15 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the number of each piece's document. Raise a LayoutError if these are not the pieces of `documents`."""
+    """Return, for each piece, the index of its document: int64 [pieces].
+
+    Raises:
+      LayoutError: These are not the pieces of `documents`.
+    """
     document, first, length = pieces_to_pack(documents, options)
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries. Fix these, or delete the plan."
     number = first.searchsorted(start)  # for each piece of the plan, an index into the pieces to pack
-    # a piece that begins after all pieces to pack has the index of this additional entry, which differs from every piece
+    # `number` is len(first) for a piece that begins after all pieces to pack. So append an entry that equals no piece.
     first, length = np.append(first, np.iinfo(np.int64).max), np.append(length, 0)
     wrong = (first[number] != start) | (length[number] != stop - start)
     if wrong.any():
@@ -171,7 +178,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     if (counts != 1).any():
         at = document[(counts != 1).argmax()]
         found, expected = (np.count_nonzero(each == at) for each in (document[number], document))
-        raise LayoutError(f"{where} has document {at} in {found} pieces; expected {expected}, with no token twice. {reason}")
+        raise LayoutError(f"{where} has document {at} in {found} pieces; expected {expected} different pieces. {reason}")
     return document[number]
 
 

@@ -68,7 +68,7 @@ class Pieces(NamedTuple):
         return offsets
 
     @property
-    def segment_columns(self) -> tuple[Ints, Ints]:
+    def segments_and_positions(self) -> tuple[Ints, Ints]:
         """`segment` and `position`. If these are None, the segment is 1, and the position is the column."""
         if self.segment is None or self.position is None:
             return np.ones(len(self.row), np.int64), self.column
@@ -77,7 +77,7 @@ class Pieces(NamedTuple):
     @property
     def segment_begins(self) -> Ints:
         """Index of the first piece of each segment of each row, int64 [segments]."""
-        segment = self.segment_columns[0]
+        segment = self.segments_and_positions[0]
         begins = (self.row[1:] != self.row[:-1]) | (segment[1:] != segment[:-1])
         return np.flatnonzero(np.append(True, begins)[: len(self.row)])  # the slice is empty if there are no pieces
 

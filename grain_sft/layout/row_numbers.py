@@ -41,11 +41,12 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`, the key of a record. Samplers give a row of padding the key `FillKey(-1)`.
+    """Return `index`, the key of a record, unless it is a plain -1. Samplers give a row of padding the key `FillKey(-1)`.
 
     Raises:
       RowIndexError: `index` is -1, but not a `FillKey`. The caller may mean the last row.
     """
-    if not isinstance(index, FillKey | np.ndarray) and index == FILL_ROW:  # `checked_rows` refuses an array
+    # an array has no single truth value; `checked_rows` refuses it later
+    if not isinstance(index, FillKey | np.ndarray) and index == FILL_ROW:
         raise RowIndexError(f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Don't count from the end.")
     return index

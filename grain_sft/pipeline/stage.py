@@ -17,7 +17,8 @@ from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
 """How far a stream has been read: epoch, number of tokens read in this epoch, and `EpochStream.batching` of the last stage that
-read the stream. A later stage can continue inside the epoch only with the same `batching`."""
+read the stream. A stream has the rows of one source, epoch after epoch. `batching` is the text of a rule that cuts its epochs
+into batches, or "". A later stage can continue inside the epoch only with the same rule."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
-      amendments: Amendments of the run, in order. `Amendment.withdraw` has the numbers that documents have in this stage. An
-        item is None if the stage has none of the documents that the amendment withdraws. If `amendments` is None,
-        documents have the same numbers in all stages.
+      amendments: Amendments of the run, in order. Each `withdraw` lists documents by their numbers in this stage. An item is
+        None if the stage has none of the documents that the amendment withdraws. If `amendments` is None, documents have the
+        same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one of them is below 1, the sampler is for another number of rows, or
@@ -48,7 +49,7 @@ class Stage:
     def __post_init__(self) -> None:
         check_rows(self.source, self.sampler)
         check_maps(self.transforms)
-        # before a transform's `map` changes its attributes
+        # describe the transforms now, because calls of `map` may change their attributes
         object.__setattr__(self, "described", tuple(map(described, self.transforms)))
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
@@ -59,7 +60,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return the amendments `run` with the document numbers of this stage. `run` may lack the last amendments."""
+        """Return the amendments `run` with the document numbers of this stage. `run` may be only the first ones of the run."""
         if self.amendments is None:
             return list(run)
         if len(self.amendments) < len(run):
@@ -73,7 +74,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # a curriculum: the row length differs by step, but not the tokens of a batch
+        if length is not None:  # only in a curriculum; there, all batches have the same number of tokens
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -112,8 +113,9 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
             if number < len(stages):
                 raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
-        first_step = sampler.num_steps
-        # the streams of this stage come before the streams that it did not read, in the order of its sources
+        first_step = sampler.num_steps  # a `MappedSampler` counts the steps of the run
+        # Put the streams of this stage first, in the order of its sources: `_starts` continues the first one that is left.
+        # They are in reverse, because each is put in front of the others.
         for key, length, stream in reversed(list(_streams(stage, sampler))):
             progress[key] = {stream.name: _progress(sampler, stream, length)} | progress.get(key, {})
     for _, amendment in reweights:
@@ -154,7 +156,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, dict[str, Progress
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
     """Return how far a stage has read `stream` after the last step of `sampler`. The rows of `stream` have `length` tokens."""
     end = sampler.end_step
-    # an order by cost arranges whole epochs, so the rows that an epoch drops stay unread
+    # In these orders, an epoch has whole batches. Rows at its end that fill no batch are not read by a later stage, either.
     whole_epochs = ORDERS[stream.source.order].by_cost or (stream.batching and stream.num_blocks == 1)
     if sampler.runs_on or whole_epochs:
         epoch, index = stream.begin(end)
@@ -169,7 +171,7 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
     """Yield (key, tokens of a row, stream) for each stream of `sampler`, a sampler of `stage`.
 
-    A stage continues a stream of an earlier stage if their keys are equal.
+    A stage continues a stream of an earlier stage if their keys are equal: the shards, the kind of rows and their order.
     """
     for stream in sampler.streams:
         layout, order = stage.source.layout.parts[stream.name], stream.source

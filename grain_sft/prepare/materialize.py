@@ -160,7 +160,7 @@ def _write_shard(
             # `row`, `segment`, `start` and `stop` are int64 [segments]. In `row`, 0 is row `begin` of the layout. In `segment`,
             # 1 is the first segment of a row.
             first = pieces.segment_begins  # index of each segment's first piece
-            segment_numbers, _ = pieces.segment_columns
+            segment_numbers, _ = pieces.segments_and_positions
             row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
             # segment id of each token if the next token is in the same segment and takes loss, else 0

@@ -4,9 +4,9 @@ In proportion to its weight, a source is entitled to share(t) of the first t row
 of the first source is 2t/3. The deficit of a source is its share so far minus the rows that it gave.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. The rule fills the mixture
-row by row, and each time takes one row of a source. A source's row has two row numbers of the mixture: it becomes due at the
-first, and has to be taken at or before the second, its deadline. Of the rows that are due, the rule takes the row with the
-earliest deadline. The rule keeps each source within 1 - slack rows of its share. With n sources, the slack is
+row by row, and each time takes one row of a source. Each row of a source has a due row and a deadline, both row numbers of the
+mixture. It can be taken from the due row on, and has to be taken by the deadline. Of the rows that are due, the rule takes the
+row with the earliest deadline. The rule keeps each source within 1 - slack rows of its share. With n sources, the slack is
 1 / (2 (n - 1)). No rule has a smaller bound for all weights. For row k of a source, k >= 0:
 
 - The row is due at the first row r of the mixture with share(r + 1) - k >= slack.
@@ -36,7 +36,7 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _BLOCK_ROWS = 1 << 12  # rows that `_due_rows` computes at once
-_PROBED_ROWS = 1 << 10  # number of rows that `_slack` checks for early and late rows
+_PROBED_ROWS = 1 << 10  # number of rows in which `_slack` looks for rows that are taken too early or too late
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -51,7 +51,7 @@ class ScheduleTable:
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
       deficit: Deficit of each source before row 0, left by rows with earlier weights. The deficits sum to 0.
-      num_rows: Number of rows with these weights; None for no limit.
+      num_rows: Number of rows with these weights; None for no limit. The results for later rows have no meaning.
 
     Attributes:
       bound: Maximum number of rows by which a source can differ from its share, if no source has a deficit at the start.
@@ -60,7 +60,8 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        # without a deficit, the table ends after one period: all mixtures with these weights share one cached table
+        # Without a deficit, the table ends after one period of sum(weights) rows. If `num_rows` includes it, all mixtures with
+        # these weights share one cached table.
         is_whole = num_rows is None or (num_rows >= sum(weights) and not any(deficit))
         self._sources, self._begin = _table(weights, deficit, None if is_whole else num_rows)
         self._period = len(self._sources) - self._begin
@@ -88,7 +89,7 @@ class ScheduleTable:
         return [int(count) for count in in_table + periods * self._per_period]
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row of the mixture that is row k of `source`, for each k in `numbers`: int64 [n], as `numbers`.
+        """Return the row of the mixture that is row k of `source`, for each k in `numbers`. Both are int64 [n].
 
         The result is -1 if the source has no row k.
         """
@@ -106,7 +107,7 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows up to the end of the first period, and the row at which this period begins.
 
-    If the period ends after row `num_rows`, return the sources of `num_rows` rows, and 0.
+    If this period does not end within `num_rows` rows, return the sources of `num_rows` rows, and 0.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
@@ -119,6 +120,7 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
         count = sum(weights) if num_rows is None else min(sum(weights), num_rows - len(sources))
         chosen = [source for source, _ in itertools.islice(choices, count)]
         sources += chosen
+        # if `num_rows` ends this pass early, `change` sums to more than 0, so it equals no earlier one
         change = change + weights - np.bincount(chosen, minlength=len(weights))
     return np.array(sources, np.min_scalar_type(len(weights) - 1)), row_of_change.get(change.tobytes(), 0)
 

@@ -31,7 +31,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size may change.
-      sizes: Size from each of `steps` on. In a `ComputedSizes`, all sizes that a step may have.
+      sizes: Size from each of `steps` on. In the subclass `ComputedSizes`, a list of all sizes that a step may have.
       schedule: Changes of the size after step 0, as pairs (step, size).
 
     Raises:
@@ -45,7 +45,7 @@ class BatchSizes:
             self._before.append(self._before[-1] + (step - self.steps[-1]) * self.sizes[-1])
             self.steps.append(step)
             self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
-        if (rows := max(self._before[-1] + self.sizes[-1], *self.sizes)) > MOST_ROWS:
+        if (rows := self._before[-1] + self.sizes[-1]) > MOST_ROWS:
             problem = f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62"
             raise SamplerError(f"{problem}. Take smaller sizes.")
         self._columns = np.array([self.steps, self.sizes, self._before], np.int64)  # one column for each of `steps`
@@ -87,7 +87,10 @@ class BatchSizes:
 
 
 class ComputedSizes(BatchSizes):
-    """Base of batch sizes that are not a table of `steps` and `sizes`. A subclass defines `at`, `of_steps` and `steps_of`."""
+    """Base of batch sizes that are not a table of `steps` and `sizes`.
+
+    A subclass sets the attributes, and defines `at`, `of_steps` (rows of steps) and `steps_of` (steps of rows).
+    """
 
     def before(self, step: int) -> int:
         return int(self.of_steps(np.array([step])).before[0])

@@ -43,8 +43,9 @@ class Proportions:
     Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
     all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. In a
     mixture of up to three sources whose weights all have a `ScheduleTable`, each source stays within one row of its share after
-    a change. With more sources, no rule can promise that. Example: four sources have equal weights, and each row changes the
-    weight of its source to 0. After three rows, the source that has no row is 1/4 + 1/3 + 1/2 rows behind its share.
+    a change. With more sources, no rule can promise that. Example: four sources have equal weights, and after each row, the
+    weight of the source that gave it becomes 0. After three rows, the source that has no row is 1/4 + 1/3 + 1/2 rows behind its
+    share.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
@@ -54,8 +55,8 @@ class Proportions:
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
-      failure: First row of the mixture that needs a missing row of a source with "fail", and the number of this source; None if
-        no source fails.
+      failure: Pair (row, source): the first row at which the mixture needs another row of an exhausted source with "fail", and
+        this source's index. None if no source fails.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Proportions:
             end = next((change for change, _ in self._changes if change > row), None)
             has_table = sum(weights) <= TABLE_ROWS
             most = (MOST_ROWS if end is None else end) - row
-            # First try a short table, which ends where a source is probably exhausted. If none is, take a table of all rows.
+            # First try a table up to the row at which a source is probably exhausted. If no source is exhausted there, make the
+            # table of the whole phase, which ends with its first period at the latest.
             for num_rows in sorted({most, min(most, self._probable_rows(weights, counts))}):
                 chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
                 phase = _Phase(row, counts, chooser)
@@ -122,6 +124,7 @@ class Proportions:
         A table of these rows is enough. With 16 sources of 4,000 rows each and weights of 6 digits, the tables take 0.05 s
         instead of 2.7 s.
         """
+        # "+ 2" rows below: a source may be up to two rows behind its share
         sources = zip(self._limits, counts, weights, strict=True) if self._on_exhausted else ()
         ending = ((limit - count, weight) for limit, count, weight in sources if limit is not None and weight)
         return min(((num_left + 2) * sum(weights) // weight for num_left, weight in ending), default=MOST_ROWS)
@@ -129,9 +132,9 @@ class Proportions:
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the first row of the mixture at which a source is exhausted, and the source; None if no source is exhausted.
 
-        With "renormalize", this is the row after the last row of the source. Otherwise, it is the first row that the source
-        lacks. If several sources are exhausted at one row, a source with "renormalize" comes first: the mixture goes on without
-        this source.
+        With "renormalize", this is the row of the mixture after the source's last row. Otherwise, it is the first row of the
+        mixture that needs a row which the source does not have. If several sources are exhausted at one row, a source with
+        "renormalize" comes first: the mixture goes on without this source.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
@@ -140,10 +143,10 @@ class Proportions:
                 continue
             first_missing = limit - phase.counts[source]  # counts from the source's first row in this phase
             number = first_missing - after_last  # with "renormalize", the last row that the source has
-            if number < 0:
+            if number < 0:  # a source with "renormalize" that was exhausted before this phase
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
-            # `find` returns -1 for a row that does not exist, and MOST_ROWS - 1 for any row that comes too late for a run
+            # `find` returns -1 for a row that does not exist. `HalvingTree.find` returns MOST_ROWS - 1 for all later rows, too.
             if 0 <= row < MOST_ROWS - 1:
                 exhausted.append((phase.row + row + after_last, -after_last, source))
         if not exhausted:
@@ -192,8 +195,8 @@ class Proportions:
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Path from the outermost mixture to a source. An entry has the proportions of a mixture, and the number of its source that is
-next on the path. ((outermost, 0), (inner, 2)) leads to source 2 of source 0."""
+"""Path from the outermost mixture to a source. Each entry is (proportions of a mixture, index of the source in it that leads
+on). ((outermost, 0), (inner, 2)) leads to source 2 of source 0."""
 
 
 def count_drawn(path: Path, row: int) -> int:

@@ -99,7 +99,7 @@ def _check_responses(layout: Layout, where: str) -> None:
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
         # segment 1 is the prompt; an empty response has no piece
-        responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
+        responses = np.bincount(pieces.row[pieces.segments_and_positions[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document
             problem = f"a response of pair {document} has no tokens, and ORPO's loss of it is infinite"

@@ -30,7 +30,10 @@ class GoogleStorage(GCSFileSystem):
         call = super()._call
 
         async def attempt() -> Any:
-            """Renew the credentials if needed, then make the request once. Errors name a cut answer and refused credentials."""
+            """Renew the credentials if needed, then make the request once.
+
+            An answer that breaks off is a `WrongBodyError`. Credentials that can't be renewed are a `RefusedError`.
+            """
             try:
                 if self.credentials.credentials is not None:
                     await _in_a_thread(self.credentials.maybe_refresh)
@@ -45,8 +48,8 @@ class GoogleStorage(GCSFileSystem):
                     raise RefusedError(f"Google's credentials can't be renewed ({reason.rstrip('.')}). {fix}") from error
                 raise
 
-        seconds = Limits.from_environment().seconds
-        with activity.open_request(f"{method} {path}"):
+        seconds = Limits.from_environment().seconds  # for all attempts
+        with activity.open_request(f"{method} {path}"):  # the watchdog names requests that take long
             # only a GET is cancelled after a while and made again: an upload may take long
             return await retried(attempt, seconds, bounded=method.upper() == "GET", server=self.server)
 
