@@ -209,3 +209,14 @@ def test_workers_import_templates_of_the_working_directory_and_name_errors(place
     expected = r"Fails: ZeroDivisionError: of the template \(.*own_templates.py:6\)\. Fix its"
     with pytest.raises(PrepareError, match=expected):
         place.prepare(request, workers=2)
+
+
+def test_a_tokenizer_or_options_that_do_not_fit_are_noticed_before_the_inputs_are_read(place: Place, monkeypatch) -> None:
+    monkeypatch.setattr(inputs, "list_inputs", None)
+    for change, error in (
+        ({"tokenizer": "missing"}, "missing: no such file"),
+        ({"template": "hf"}, "has no chat template"),
+        ({"bos": True}, "bos is an option of template text"),
+    ):
+        with pytest.raises(GrainSftError, match=error):
+            place.prepare(dataclasses.replace(place.request(), **change))
