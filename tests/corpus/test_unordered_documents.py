@@ -64,9 +64,9 @@ def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, run_command)
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
     """Each folder has one document in two parts. Part 0 of `a` ends with an EOS, but the metadata state that it continues."""
-    folders = []
-    for name, text in (("a", [5, EOS, 6, EOS]), ("b", [5, 6, 7, EOS])):
-        folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))
+    texts = {"a": [5, EOS, 6, EOS], "b": [5, 6, 7, EOS]}
+    docs = {name: [(np.array(text, np.uint32), np.ones(4, bool))] for name, text in texts.items()}
+    folders = [write_olmo(tmp_path / name, each, part_tokens=2) for name, each in docs.items()]
     (folders[0] / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1]}))
     assert open_corpus(folders, eos_token_id=EOS).documents.length.tolist() == [4, 4]
     assert f"{folders[1]}/token_ids_part_0001.npy: can't tell whether" in error_of(folders)

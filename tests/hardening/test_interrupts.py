@@ -6,6 +6,7 @@ keep the machine busy. It prints figures.
     pytest -n0 -m heavy -s tests/hardening/test_interrupts.py
 """
 
+import contextlib
 import json
 import os
 import random
@@ -106,11 +107,9 @@ def marked(mark: str) -> list[str]:
     """Return the command lines of the processes whose environment has `mark`."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # the process has ended
             if mark.encode() in (folder / "environ").read_bytes():
                 found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
-        except OSError:
-            continue
     return found
 
 

@@ -145,7 +145,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.begin(status, {**headers, "Connection": "close"}, ("content-length", "transfer-encoding"))
         self.end_headers()
         self.close_connection = True
-        try:
+        with contextlib.suppress(OSError):  # the client has hung up
             for part in parts:
                 self.wfile.write(part)
                 self.wfile.flush()
@@ -153,8 +153,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.proxy.requests["streamed"] += len(part)
                 if self.proxy.stopping.is_set():
                     return
-        except OSError:  # the client has hung up
-            return
 
     def ask(self, body):
         connection = http.client.HTTPConnection(self.proxy.target, timeout=60)

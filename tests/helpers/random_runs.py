@@ -63,9 +63,8 @@ def case_of(corpora, seed, most=4):
     drawn = random.Random(seed)
     hosts, order = drawn.randint(1, 8), drawn.choice(["shuffle", "olmo", "sequential", "episode"])
     kind = "pairs" if drawn.random() < 0.1 else "texts"
-    stages = []
-    for _ in range(drawn.choice([1, 1, *range(1, most + 1)])):
-        stages.append({"steps": drawn.randint(1, 6), **stage_of(drawn, corpora, hosts, order, kind)})
+    count = drawn.choice([1, 1, *range(1, most + 1)])
+    stages = [{"steps": drawn.randint(1, 6), **stage_of(drawn, corpora, hosts, order, kind)} for _ in range(count)]
     if len(stages) == 1 or drawn.random() < 0.5:
         del stages[-1]["steps"]
     mixed = ["".join(each["corpus"]["mixture"]) for each in stages if "mixture" in each["corpus"]]

@@ -191,10 +191,9 @@ def test_the_receipt_of_a_mixture_depends_on_all_that_decides_its_rows(folder):
     config = mixture_config(folder)
     codes = [mixed(folder).receipt.code]
     chat = {"weight": 0.6, "sampler.order": "shuffle", "sampler.seed": 6, "layout.kind": "padded", "pad_token_id": 9}
-    for key, value in chat.items():
-        codes.append(load(put(config, f"corpus.mixture.chat.{key}", value)).receipt.code)
-    for change in ({"global_batch_size": 24}, {"weights": {"chat": 0.6}}):
-        codes.append(mixed(folder, schedule=[{"step": 9, **change}]).receipt.code)
+    codes += [load(put(config, f"corpus.mixture.chat.{key}", value)).receipt.code for key, value in chat.items()]
+    changes = {"global_batch_size": 24}, {"weights": {"chat": 0.6}}
+    codes += [mixed(folder, schedule=[{"step": 9, **change}]).receipt.code for change in changes]
     assert len(set(codes)) == len(codes)
     assert mixed(folder, Host(1, 2)).receipt.code == codes[0]
     for source, weight in zip(config["corpus"]["mixture"].values(), (7, 2, 1), strict=True):

@@ -4,13 +4,11 @@ OLMo-core's warm-ups begin a run with shorter rows or smaller batches. Stages wi
 """
 
 import itertools
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import error_of, load, sections
+from batches import error_of, golden_values, load, sections
 
 from grain_sft import Host
 
@@ -59,9 +57,8 @@ def test_rows_and_gaps_of_stages_are_those_of_a_naive_walk(tmp_path, seed):
     sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
     # If `even` is 2, every batch has an even number of rows, so two hosts can divide it.
     even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
-    shapes, stages = [], []
-    for _ in range(drawn.randrange(1, 6)):
-        shapes.append((drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even)))
+    draws, stages = range(drawn.randrange(1, 6)), []
+    shapes = [(drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even)) for _ in draws]
     shapes.append((drawn.randrange(1, 6), longest, 2))
     for count, length, batch in shapes:
         tokens = (count - 1) * length * batch + drawn.randrange(1, length * batch + 1)
@@ -89,7 +86,7 @@ def test_a_stage_in_order_maxtext_is_refused_if_the_blocks_of_hosts_would_have_o
     assert "4 blocks of 2.5 chunks; this stage has batches of 4 blocks of 2.0 chunks" in error_of(config, Host(0, 4))
 
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").read_text())
+GOLDEN = golden_values("olmo_stages.json")
 
 
 @pytest.mark.parametrize("case", GOLDEN["chunks"], ids=lambda case: f"{case['L']}-of-{case['longest']}")
