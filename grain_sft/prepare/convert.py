@@ -16,7 +16,7 @@ from grain_sft.prepare.documents import Documents, Ids, Reader
 from grain_sft.prepare.job import finish, run_steps, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request
 from grain_sft.prepare.target import MANIFEST, Target, read_object
-from grain_sft.prepare.tokenizers import load_tokenizer
+from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.progress import Progress
 from grain_sft.storage import artifact, files
@@ -72,8 +72,9 @@ def convert(
     target.check_writable()
     splits = _open(where, writer, dtype=dtype, eos_token_id=eos_token_id)
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
+    loaded = _tokenizer(where, tokenizer, splits.values())
     documents = _CorpusDocuments(where, splits, keep_empty=writer.holds_empty, without=without)
-    description, tokenizer_files = _tokenizer(where, tokenizer, documents)
+    description = documents.describe_tokenizer() if loaded is None else loaded.description()
     request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
     identity = documents.identity(request, description, writer.code)
 
@@ -82,7 +83,7 @@ def convert(
         with target.discarded_if_refused():
             tasks = writer.tasks_of(plan)
             run_steps("Writing", write_tasks(plan, tasks), len(tasks), progress)
-        return finish(plan, identity, tokenizer_files, documents.counts())
+        return finish(plan, identity, {} if loaded is None else loaded.files(), documents.counts())
 
     return target.produce(identity, make, overwrite=overwrite)
 
@@ -150,6 +151,18 @@ class _CorpusDocuments(Documents):
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
         return Request((Dataset((self.where,)),), "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
+
+    def describe_tokenizer(self) -> dict[str, Any]:
+        """Return the description of an unknown tokenizer, from the metadata of the corpus and its highest token id."""
+        corpus = self.corpora[0]
+        highest_tokens = (int(block.tokens.max(initial=0)) for ids in self.ids.values() for block in self.blocks(ids))
+        return {
+            "kind": "unknown",
+            "sha256": corpus.tokenizer_sha256,
+            "vocab_size": max(corpus.eos_token_id or 0, corpus.pad_token_id or 0, *highest_tokens) + 1,
+            "eos_token_id": corpus.eos_token_id,
+            "pad_token_id": corpus.pad_token_id,
+        }
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any], code: list[str]) -> dict[str, Any]:
         """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus.
@@ -223,28 +236,12 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     return splits
 
 
-def _tokenizer(where: str, path: str | None, documents: _CorpusDocuments) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and files of the tokenizer at `path`; by default of the tokenizer in the corpus's folder.
-
-    Without a tokenizer, make the description from the metadata and the highest id of the corpus.
-    """
+def _tokenizer(where: str, path: str | None, corpora: Iterable[Corpus]) -> Tokenizer | None:
+    """Return the tokenizer at `path`; by default the tokenizer in the corpus's folder, or None if the folder has none."""
     folder = files.join(where, "tokenizer")
     if path is not None:
-        for corpus in documents.corpora:
+        for corpus in corpora:
             check_tokenizer(corpus, path)
     elif files.exists(folder):
         path = folder
-    if path is not None:
-        tokenizer = load_tokenizer(path)
-        return tokenizer.description(), tokenizer.files()
-    corpus = documents.corpora[0]
-    highest_tokens = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
-    highest_id = max(corpus.eos_token_id or 0, corpus.pad_token_id or 0, *highest_tokens)
-    description = {
-        "kind": "unknown",
-        "sha256": corpus.tokenizer_sha256,
-        "vocab_size": highest_id + 1,
-        "eos_token_id": corpus.eos_token_id,
-        "pad_token_id": corpus.pad_token_id,
-    }
-    return description, {}
+    return None if path is None else load_tokenizer(path)
