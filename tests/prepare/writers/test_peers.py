@@ -14,7 +14,7 @@ from prepared import request_of, save_golden_tokenizer, save_trained, texts_of, 
 from sft_files import documents, write_olmo
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
-from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.errors import CorpusError, CorpusFileError, PrepareError
 from grain_sft.prepare import convert, load_tokenizer, prepare
 
 DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]  # each document is a list of sequences
@@ -74,6 +74,8 @@ def test_masks_blends_and_unknown_ends_of_documents_are_not_converted(tmp_path: 
     np.arange(9, dtype=np.uint32).tofile(tmp_path / "x.npy")
     with pytest.raises(CorpusError, match=r"x\.npy: no file states where documents end\. Give eos_token_id"):
         convert(tmp_path / "x.npy", tmp_path / "out", "megatron")
+    with pytest.raises(CorpusFileError, match="missing: no such file"):  # before the search for the ends of documents
+        convert(tmp_path / "x.npy", tmp_path / "out", "megatron", tokenizer="missing")
     assert not (tmp_path / "out").exists()
     dropped = convert(tmp_path / "x.npy", tmp_path / "out", "megatron", eos_token_id=5)["dropped"]
     assert dropped == {"tokens outside of documents": 3}
