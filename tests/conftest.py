@@ -31,7 +31,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 LONG_FILES = (
-    *("code_blocks", "demo", "readme", "pipeline", "worker_processes", "batch_digests", "beam", "prepare_run"),
+    *("code_blocks", "demo", "pipeline", "worker_processes", "batch_digests", "beam", "prepare_run"),
     *("roundtrip", "interrupt", "shard_cache", "chat", "other_cpu", "audit_log", "plugin", "formats_gcs"),
     *("fuzz_inputs", "bench", "exact_orders", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo"),
     *("full_disk", "soak"),
