@@ -78,7 +78,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _read(config: Config, host: Host | None) -> tuple[str, dict[str, Any], PartsMaker]:
-    """Return the result of `read_config`, and the maker of the config's parts."""
+    """Return (name, sections, maker): the result of `read_config`, and the maker of the config's sources and samplers."""
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
     else:
@@ -121,5 +121,6 @@ def _renamed(section: Any, where: str, *, is_mixture: bool = False) -> Any:
             warnings.warn(f"{where}: {key} is now {new}.", FutureWarning, stacklevel=4)
             if new in section:
                 raise ConfigError(f"{where}: {key} and {new}, its new name, are both given. Remove {key}.")
+        # in a mixture, "mixture" is the name of a source, and its value has keys
         renamed[new] = _renamed(value, where, is_mixture=key == "mixture" and not is_mixture)
     return renamed

@@ -76,14 +76,15 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 def keys_of_stage(section: Section) -> dict[str, Any]:
     """Return the keys of a `replace` amendment that need a new stage: a part of the run with its own config.
 
-    A weight needs no new stage, except in an inner mixture: "web/news" is a source of the inner mixture "web".
+    A new weight needs no new stage, because a `reweight` amendment can set it. But such an amendment can't name a source of an
+    inner mixture, such as "web/news" of the mixture "web".
     """
     names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
 
 
 def weights_of(section: Section) -> dict[str, Any]:
-    """Return {source: weight} if a `replace` amendment changes a weight without a new stage, else {}."""
+    """Return {source: weight} if a `replace` amendment has a weight that needs no new stage (see `keys_of_stage`), else {}."""
     source, weight = section["source"], section.get("weight")
     return {} if weight is None or "/" in source else {source: weight}
 
@@ -102,10 +103,10 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and the amendments of each stage. Each list has one item for each entry.
+    """Return the pair of the amendments of a run, and of those of each stage. Each list has one item for each of `entries`.
 
-    Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
-    documents, and None for the other stages. The run has the amendment of the first stage that has the documents.
+    Stages number their documents differently. So the item of a `withdraw` entry differs by stage: an amendment with the stage's
+    own numbers, or None if the stage has none of the documents. The run gets the amendment of the first stage that has them.
     """
     by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]
@@ -113,6 +114,7 @@ def make_amendments(
 
 
 def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
+    """Return the amendment of one entry for each stage, as `make_amendments` describes it."""
     if kind == "replace":
         keys = keys_of_stage(section)
         replaced = f"{section['source']} ({', '.join(keys)})" if keys else ""

@@ -71,13 +71,13 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""Section and keys of ours that may replace each required key of a GPTConfig."""
+"""By required key of a GPTConfig: our section that may replace it, and the keys of the section of which one is enough."""
 
 _NEAR = 0.8  # similarity (of difflib) from which an unknown key counts as misspelt
 
 
 def is_gpt_config(stated: Section) -> bool:
-    """Return whether a config has keys of a GPTConfig, and no `layout.kind`."""
+    """Return whether a config has keys of a GPTConfig, and no `layout.kind`, which only our own configs have."""
     layout = stated.get("layout")
     return any(key in stated for key in GPT_CONFIG) and not (isinstance(layout, Mapping) and "kind" in layout)
 
@@ -96,7 +96,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
         section, replacing_keys = _REPLACED_BY[key]
         own = sections.get(section)
         if not isinstance(own, Mapping) or not replacing_keys & own.keys():
-            hint = f" Add it, or {section}.{min(replacing_keys)}."
+            hint = f" Add it, or {section}.{min(replacing_keys)}."  # `min`: the first by name
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")

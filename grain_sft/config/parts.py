@@ -1,4 +1,4 @@
-"""Sources, samplers and transforms, made from the validated sections of a config."""
+"""Data sources, samplers and transforms, made from the validated sections of a config."""
 
 import contextlib
 import dataclasses
@@ -25,10 +25,14 @@ _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
 
 
 class PartsMaker:
-    """Maker of the sources, samplers and transforms of the config `where`. Stages share corpora and sources."""
+    """Maker of the data sources, samplers and transforms of the config `where`. `host` None means this process of JAX.
+
+    Stages with equal sections share corpora and sources.
+    """
 
     def __init__(self, where: str, host: Host | None) -> None:
         self._where, self._host = where, host
+        # by the JSON text of the sections of which they were made
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
@@ -64,7 +68,7 @@ class PartsMaker:
             with naming(self._where, f"{self._where}: layout"):
                 source = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
                 length = source.layout.sequence_length
-                # other layouts may have longer rows, which their own transforms cut, such as those of `megatron_gpt`
+                # A layout with default transforms of its own may have longer rows, which these cut: see `megatron_gpt`.
                 if length != options["sequence_length"] and tuple(source.layout.transforms) == Layout.transforms:
                     found = f"{name_of(type(source.layout))}: sequence_length={length}, not that of the config"
                     raise LayoutError(f"{found}. Set it to the argument, or state `transforms` that cut the rows.")
@@ -80,8 +84,10 @@ class PartsMaker:
         several_lengths = bool(source.layout.row_lengths)
         _check_sampler(sampler, several_lengths, self._where)
         if several_lengths:
+            # pairs (length of rows, number of rows of this length)
             buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
             return source, CurriculumSampler(buckets, host=host, **sampler)
+        # such a layout numbers the rows in the order in which they are to be read
         if source.layout.orders_rows and "order" not in sampler:
             sampler = {"order": "sequential", "epochs": 1} | sampler
         costs = source.layout.row_costs if order_of(sampler).by_cost else None
@@ -92,26 +98,30 @@ class PartsMaker:
         self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
     ) -> tuple[MixtureSource, MixtureSampler]:
         _check_sampler(sampler, False, self._where)
-        orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
+        orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}  # sources inherit these
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-            """Return the mixture of a section. In `sources`, names of its sources begin with `prefix`, such as "web/"."""
+            """Return the mixture of a section: the sampler with `mixture` added, or a source that is a mixture.
+
+            `defaults` are keys of `corpus` that its sources inherit. In `sources`, their names begin with `prefix`: "web/".
+            """
             named = section["mixture"].items()
             members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
             weights = {name: keys["weight"] for name, keys in named}
             changes = []
             for entry in section.get("schedule", []):
                 if entry.get("weights") is not None:
-                    weights = {**weights, **entry["weights"]}
+                    weights = {**weights, **entry["weights"]}  # the other sources keep their weights
                     changes.append((entry["step"], weights))
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Add the source to `sources` and return its order, or return the inner mixture."""
+            """Return the mixture of a section that has one. Otherwise, add its source to `sources` and return its order."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
+            # as `layout` of a config, because `overlay` drops the options of another kind only under this key
             own_layout = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
             order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
             if section.get("max_epochs") is not None:
@@ -134,6 +144,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
+        # the paths in a mix file of OLMo contain "{TOKENIZER}"
         name = getattr(tokenizer, "name", tokenizer)  # as the config states it, without the config's folder
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
@@ -186,7 +197,7 @@ def _check_defaults(layout: Layout, where: str) -> None:
 
 
 def _check_needed(transforms: Iterable[Any], layout: Layout, where: str) -> None:
-    """Refuse `transforms` of a config that lack a transform which options of a layout need."""
+    """Refuse a config whose key `transforms` lacks a transform that the layout needs for its options."""
     names = {item if isinstance(item, str) else next(iter(item)) for item in transforms}
     for source, part in layout.parts.items():
         for entry in part.needed_transforms:
@@ -210,7 +221,11 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse a packing algorithm that a source of a mixture can't have."""
+    """Refuse a packing algorithm that a source of a mixture can't have.
+
+    An algorithm that packs per epoch has packed and ordered the rows of all epochs when the layout is made. So the seed and
+    the number of epochs belong to the layout, and the source has to read the rows sequentially.
+    """
     name = layout.get("algorithm")
     if name is None:
         return
@@ -228,10 +243,10 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    The sampler must then read each row once, in the order of the row numbers. An algorithm may shuffle documents itself as an
-    order does: `multipack` shuffles as `openchat`. If the config states this order, `seed` and `epochs` of the sampler are
-    copied to `layout`, and the sampler becomes sequential with one epoch. Otherwise, the config must state a sequential sampler
-    with one epoch, and `layout.seed`.
+    The sampler must then read each row once, in the order of the row numbers. An algorithm may do the work of an order:
+    `multipack` packs and shuffles as the system whose order is `openchat`. If the config states this order, `seed` and `epochs`
+    of the sampler are copied to `layout`, and the sampler becomes sequential with one epoch. Otherwise, the config must state
+    a sequential sampler with one epoch, and `layout.seed`.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
@@ -241,6 +256,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         why = f"algorithm {name} makes whole batches of one size beforehand"
         raise ConfigError(f"{where}: sampler.schedule: {why}. Take it out.")
     if algorithm.order is not None and sampler.get("order") == algorithm.order:
+        # the packing replaces the order, and supports only these values
         _expect(sampler, "last_batch", "drop", name, where, default="drop")
         _expect(sampler, "shuffle", True, name, where, default=True)
         if sampler.get("epochs") is None and "epochs" not in layout:
@@ -273,12 +289,12 @@ def _expect(sampler: Section, key: str, expected: object, algorithm: str, where:
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:
-    """Return the changes of the batch size in a schedule."""
+    """Return the changes of the batch size in a schedule, the list `entries`. `length` is the number of tokens of a row."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]
 
 
 def rows_of_batch(section: Section, length: int) -> int | None:
-    """Return the number of rows of a batch; None if a section states no batch size."""
+    """Return the number of rows of a batch, for rows of `length` tokens; None if a section states no batch size."""
     tokens = section.get("global_batch_tokens")
     return section.get("global_batch_size") if tokens is None else tokens // length

@@ -21,7 +21,7 @@ INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
 """Key of a `GPTConfig` with the same meaning as our `corpus.path`."""
 
-_MOST_INHERITED = 100
+_MOST_INHERITED = 100  # number of configs in the longest chain of `inherits`
 _FILES = ("path", "mixture")
 _EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
 """Pairs (stated key, excluded key): a config that states the first key does not inherit the second."""
@@ -111,15 +111,19 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return `stated`, the sections of a config in `folder`, laid over the sections that the config inherits."""
+    """Return `stated`, the sections of a config in `folder`, laid over the sections that the config inherits.
+
+    `where` is the name of the config in messages. `inheriting` is as in `read`, and ends with this config, if it is a file.
+    """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
-        return overlay({}, stated)
+        return overlay({}, stated)  # leaves out keys of `_REMOVED_BY_NULL` that are null
     if not isinstance(parent, str):
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config. Give one.")
     parent = files.normalize(parent)
     if not files.is_remote(parent):
+        # a path that does not exist in the folder of the config starts at the working directory
         in_working_directory, parent = os.path.abspath(parent), _joined(folder, parent)
         if not files.is_remote(folder):
             parent = os.path.normpath(parent)
@@ -170,7 +174,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 def _locate(path: object, folder: str) -> object:
     """Join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
 
-    A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
+    A blend of Megatron-LM, such as "0.3 a 0.7 b", becomes a list of its words: weights, and prefixes of token files.
     """
     if not isinstance(path, str) or not path:
         return path  # `validate` refuses a wrong type
@@ -186,7 +190,7 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return `name` as a `ListFile` if `folder` has a file of that name. Otherwise return `name`."""
+    """Return `name` as a `ListFile` (a file that lists documents) if `folder` has a file of that name; else `name`."""
     # "5" and "web:5" are documents
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name

@@ -28,7 +28,7 @@ Replacement = tuple[int, Section]
 def with_stages_of_replacements(config: dict[str, Any], where: str, maker: PartsMaker) -> dict[str, Any]:
     """Return a validated config with a new stage at each replacement that needs one.
 
-    `maker` opens corpora only if a stage before a replacement counts tokens.
+    `maker` opens corpora only if a stage of the config states `tokens`, its length in tokens.
 
     The amendments stay in the config, because receipts list them. Some new stages need `reweight` amendments too
     (`_weights_to_restate`).
@@ -53,19 +53,21 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
     for number, entry in enumerate(amendments):
         entries.append(entry)
         if "replace" in entry and keys_of_stage(entry["replace"]):
+            # weights to restate if only this replacement and those before it divide stages
             replaced.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
             restated = _weights_to_restate(stages, replaced, amendments, [*entries, *amendments[number + 1 :]], skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in restated]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, dividing)]
-    # a config with stages can't have a schedule outside of them
+    # A config with stages can't have a schedule outside of them. Each stage has a copy of it, so it is removed here.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
 def _divide(stage: Section, begin: int, end: int, replacements: Sequence[Replacement]) -> Iterator[Section]:
-    """Divide a stage at each replacement of one of its sources.
+    """Yield the parts of a stage, which a replacement of one of its sources divides at the replacement's step.
 
-    The stage has the data steps `begin` to `end` - 1. The steps of `replacements` are ascending.
+    The stage has the data steps `begin` to `end` - 1. The steps of `replacements` are ascending. A replacement at `begin` or
+    before changes the first part, and does not divide the stage.
     """
     for step, section in replacements:
         if step >= end or section["source"] not in dict(sources_of(stage["corpus"])):
@@ -90,7 +92,8 @@ def _stages_of(
     for stage, whole in zip(stages, configs_of_stages({**config, "stages": stages}), strict=True):
         steps = stage.get("steps")
         if stage.get("tokens"):
-            # Only the layout has the number of tokens of a row: in kind `pairs`, it is more than `sequence_length`.
+            # To count steps, the stage is made as it is at its first step. Only the layout has the number of tokens of a row:
+            # in kind `pairs`, it is more than the `sequence_length` of the config.
             [first_part] = _divide(whole, begin, sys.maxsize, [each for each in replacements if each[0] <= begin])
             steps = Stage(*maker.make(first_part), tokens=stage["tokens"]).num_steps
         end = sys.maxsize if steps is None else begin + steps
@@ -106,7 +109,7 @@ def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
     """Return a stage without its first `steps` steps.
 
-    If `steps` is 100, a value that the schedule sets at step 60 becomes an initial value, and step 130 becomes step 30.
+    If `steps` is 100, a value that the schedule sets at step 60 becomes an initial value. An entry of step 130 gets step 30.
     """
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
@@ -120,7 +123,10 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture at step `steps`. `schedule` has the changes of its weights. An inner mixture has its own schedule."""
+    """Return a mixture without the first `steps` steps: its weights are those of step `steps`.
+
+    `schedule` has the changes of the weights. An inner mixture has its own schedule, which also loses these steps.
+    """
     weights: dict[str, Any] = {}
     later = {}
     for entry in schedule:
@@ -171,6 +177,7 @@ def _weights_to_restate(
       300    a replacement divides the stage        3        weight 3: otherwise, the new stage begins with weight 2 of step 100
       400    the next stage of the config begins    2        weight 2: otherwise, this stage begins with weight 3 of step 300
     """
+    # changes of weights by the amendments: those of the config, and those with the added amendments
     amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
     for begin, end, stage in stages:
         parts = list(_divide(stage, begin, end, sorted(replacements, key=lambda pair: pair[0])))
@@ -178,7 +185,7 @@ def _weights_to_restate(
         for number, part in enumerate(parts, 1):
             part_end = end if number == len(parts) else part_begin + part["steps"]
             first_step = skips.step_of(part_begin)
-            if (first := skips.data_step(first_step)) < part_end:  # not all steps are skipped
+            if (first := skips.data_step(first_step)) < part_end:  # otherwise, amendments skip the whole part
                 found = _weights_at(first, part_begin, part, present)
                 expected = _weights_at(first, begin, stage, amended)
                 restated = {name: weight for name, weight in expected.items() if weight != found[name]}
@@ -189,7 +196,11 @@ def _weights_to_restate(
 
 
 def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[int, Section]]) -> dict[str, Any]:
-    """Return the weight of each source at data step `step` of a stage whose first data step is `begin`."""
+    """Return the weight of each source at data step `step` of a stage whose first data step is `begin`.
+
+    `amended` has the changes of weights by amendments, as `_amended_weights` returns them.
+    """
+    # the weights by the schedule alone
     planned = {name: source["weight"] for name, source in (stage["corpus"].get("mixture") or {}).items()}
     weights = dict(planned)
     changes = [(begin + entry["step"], False, entry.get("weights") or {}) for entry in stage["sampler"].get("schedule", ())]

@@ -11,6 +11,7 @@ from grain_sft.layout import LAYOUTS
 from grain_sft.options import Section, check, options_of
 
 _MAX_LENGTH = "max_target_sequence_length"
+"""Option of layout `windows`: number of tokens of the windows that the order permutes. A row may be a part of a window."""
 
 
 def check_stages(config: Section, where: str) -> None:
@@ -31,9 +32,10 @@ def check_stages(config: Section, where: str) -> None:
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    All stages must read the corpus in the same order. So `max_target_sequence_length`, an option of the layout, defaults to
-    the length of the longest rows of all stages. For example, two stages have rows of 2048 and 8192 tokens. In both, the order
-    permutes windows of 8192 tokens. The stage with rows of 2048 tokens cuts each window into four rows.
+    Stages with rows of different lengths read the corpus in one order, so that a stage continues where the stage before it
+    ended. For this, the option `max_target_sequence_length` of their layouts defaults to the longest `sequence_length` of all
+    stages. For example, two stages have rows of 2048 and 8192 tokens. In both, the order permutes windows of 8192 tokens. The
+    stage with rows of 2048 tokens cuts each window into four rows.
     """
     configs = []
     for stage in config["stages"]:
@@ -43,6 +45,7 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
             del inherited["corpus"]
         configs.append(copy.deepcopy(overlay(inherited, own)))  # a deep copy: layouts change below
     lengths = [stage["layout"]["sequence_length"] for stage in configs if any(_layouts_with_max_length(stage))]
+    # lengths of other types are errors, which `validate` raises later; with one length, the layout's own default is the same
     if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
         for stage_config in configs:
             for layout in _layouts_with_max_length(stage_config):
@@ -58,7 +61,7 @@ def _replaces(own: object, inherited: object) -> bool:
 
 
 def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
-    """Yield the sections `layout` of a config and of its sources, if their kind of layout has the option `_MAX_LENGTH`."""
+    """Yield those of the sections `layout` of a config and of its sources whose kind of layout has the option `_MAX_LENGTH`."""
     layout = config.get("layout")
     if isinstance(layout, dict) and "sequence_length" in layout:
         of_sources = (source.get("layout") for _, source in sources_of(config.get("corpus")))
@@ -67,11 +70,15 @@ def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
 
 def _has_max_length(layout: object) -> bool:
     kind = layout.get("kind") if isinstance(layout, dict) else None
+    # an unknown kind is an error, which `validate` raises later with its place in the config
     return isinstance(kind, str) and (kind in LAYOUTS or ":" in kind) and _MAX_LENGTH in options_of(LAYOUTS[kind])
 
 
 def sources_of(corpus: object, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """Yield (name, keys) of each source of a `corpus`, which may be invalid. In an inner mixture, a name is `MIXTURE/NAME`."""
+    """Yield the pair (name, section) of each source of a section `corpus`, which may be invalid.
+
+    An inner mixture is replaced by its sources. The source `news` of the inner mixture `web` has the name "web/news".
+    """
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for name, source in mixture.items() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and source.get("mixture") is None:

@@ -39,7 +39,7 @@ def validate(config: Section, where: str) -> None:
 
 def check_layout(layout: object, where: str) -> None:
     """Check a section `layout`."""
-    if not isinstance(layout, Mapping) or "kind" not in layout:  # `check` raises the error
+    if not isinstance(layout, Mapping) or "kind" not in layout:  # then `check` raises an error
         check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)
     kind = layout["kind"]
@@ -66,7 +66,7 @@ def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture. If `path` is missing, the error calls it `lacking`."""
+    """Check a section `corpus`, or a source of a mixture. `lacking` is what the error names if `path` is missing."""
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -90,7 +90,7 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
 
 
 def _check_source(source: Section, layout: Section, where: str) -> None:
-    """Check a source of a mixture. `layout` is the config's section, which the source may change."""
+    """Check a source of a mixture. `layout` is the config's section, some keys of which the source may change."""
     is_mixture = source.get("mixture") is not None
     for key in ("layout", "sampler", "max_epochs") if is_mixture else ("schedule",):
         if key in source:
@@ -100,6 +100,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
     if "schedule" in source:
         _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
     if not is_mixture:
+        # as `layout` of a config, because `overlay` drops the options of another kind only under this key
         check_layout(overlay({"layout": layout}, {"layout": source.get("layout", {})})["layout"], f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
@@ -118,6 +119,7 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
+    # the first of `known` is "step"
     for number, entry in enumerate(entries):
         at, step = f"{where}[{number}]", entry["step"]
         check_keys(entry, known, at)
@@ -133,7 +135,10 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
 
 
 def _check_batch_tokens(section: Section, length: int | None, where: str) -> None:
-    """Check that `global_batch_tokens` is a multiple of `length`: 8192 tokens are 4 rows of 2048, and 8000 are refused."""
+    """Check that `global_batch_tokens` is a multiple of `length`: 8192 tokens are 4 rows of 2048, and 8000 are refused.
+
+    Without a `length`, nothing is checked: the schedule of a source has no batch sizes.
+    """
     tokens = section.get("global_batch_tokens")
     if tokens is None or length is None:
         return
