@@ -227,7 +227,8 @@ def train_tokenizer(parser: Parser) -> None:
 
 def run_train_tokenizer(options: argparse.Namespace) -> None:
     """Run `grain-sft train-tokenizer`."""
-    check_output(options.output, inputs=(file for path in options.inputs for file in preparing.expand(path)))
+    check_output(options.output)  # before the inputs are listed, which may take long
+    files.check_inputs_stay(options.output, (file for path in options.inputs for file in preparing.expand(path)))
     special = list(filter(None, options.special_tokens))
     with elapsed("Reading the texts") as rename:
 
