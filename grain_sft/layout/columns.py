@@ -8,6 +8,7 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
+# Attributes with the same values as in the layout of whole rows.
 _SAME_TRAITS = ("corpus", "of_pairs", "takes_weights", "highest_token", "follows_documents", "finder", "one_segment")
 
 
@@ -77,7 +78,7 @@ class ColumnsLayout(Layout):
         column = 0  # column of the whole row at which the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
             position = max(0, self.first_column - column)  # number of the segment's tokens before these columns
-            num_tokens = min(length, self._stop - column) - position
+            num_tokens = min(length, self._stop - column) - position  # 0 or less if the segment is outside these columns
             if num_tokens > 0:
                 if not starts:
                     begin = number, position

@@ -35,14 +35,14 @@ class MaterializedLayout(Layout):
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             problem = f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}"
             raise LayoutError(f"{problem}. Give that.")
-        # stored because each batch calls `__len__`: otherwise, written rows of long documents would take 2 % longer
+        # stored because each batch calls `__len__`: with a division in each call, reading long documents takes 2 % longer
         self._num_rows = corpus.num_tokens // self.sequence_length
 
     def __len__(self) -> int:
         return self._num_rows
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the documents of the stored rows: each document of the corpus is one segment."""
+        """Return the segments of the stored rows. A document of a corpus in the format `rows` is one segment of one row."""
         starts, lengths = self.corpus.documents
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)

@@ -78,7 +78,8 @@ class MixtureLayout(Layout):
         """Documents of the parts that follow documents, in the order of the parts; None if no part does."""
         if not self.follows_documents:
             return None
-        parts = zip(self._layouts, self.corpus.shard_borders[self.first_shards], strict=True)  # with their first tokens
+        # each part, with the token offset of its first shard in the mixture
+        parts = zip(self._layouts, self.corpus.shard_borders[self.first_shards], strict=True)
         found = [(own.start + first, own.length) for part, first in parts if (own := part.documents) is not None]
         start, length = map(np.concatenate, zip(*found, strict=True))
         return Documents(start, length)

@@ -59,8 +59,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 def run_documents_named(run: RunDocuments, named: Named, *, refuse_replaced: bool = False) -> Ints:
     """Return the numbers of the named documents in a run, int64 [n], ascending. See `documents_named_in`.
 
-    If stages read different files as a source, the source's name means the documents of all these files. With
-    `refuse_replaced`, such a name is refused.
+    A `replace` amendment gives a source other files from some stage on. The source's name then means the documents of the old
+    and the new files. With `refuse_replaced`, such a name is refused.
     """
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
@@ -97,6 +97,7 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
 
     def find(name: str) -> Ints | None:
         found = [of_corpus.documents_of(name) for of_corpus in inputs]
+        # not strict, because the last of `firsts` is the number of all documents
         return _joined(own + first for own, first in zip(found, firsts, strict=False) if own is not None)
 
     numbers, of_names = _resolved(named, find)
@@ -172,7 +173,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
 
 
 def _check_source(name: str, layouts: Sequence[Layout]) -> None:
-    """Refuse the name of a source, or SOURCE:NUMBER, if the source has other files in other stages, as after a `replace`."""
+    """Refuse the name of a source, or SOURCE:NUMBER, if an amendment `replace` gives the source other files in some stages."""
     for source in filter(None, (name, name.rpartition(":")[0])):
         parts = [layout.parts[source] for layout in layouts if source in layout.parts]
         if len({tuple(shard.path for shard in part.corpus.shards) for part in parts}) > 1:
@@ -244,7 +245,7 @@ class _Inputs:
     def _number_of(self, name: str) -> int | None:
         """Return the number of an input; None if no input fits."""
         names = dict(enumerate(self._corpus.source_names))
-        # `name` is the number or the name of an input, "" for any input, or else the end of an input's path
+        # `name` is the number or the name of an input, "" for the only input, or else the end of an input's path
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
         matches = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
         if len(matches) > 1:

@@ -93,6 +93,7 @@ class OlmoVslLayout(Layout):
         return len(self._start)
 
     def width(self, rows: Ints) -> int:
+        # longer rows have higher numbers
         return self.row_lengths[int(self._bucket(rows.max()))] if len(rows) else self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:

@@ -154,7 +154,7 @@ class PackedLayout(Layout):
             long_documents=long_documents,
             source_group_size=source_group_size,
             boundaries="auto" if by_files else "eos",
-            bos_token_id=None if by_files else bos_token_id,
+            bos_token_id=None if by_files else bos_token_id,  # only a search for EOS tokens uses BOS
         ).checked()
         olmo = find_plan(corpus, options, Path(files.normalize(work_dir)), olmo_paths, use_array_if_local)
         layout = cls.__new__(cls)
@@ -192,7 +192,7 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
-        """Counts of `Layout.statistics` and of `Plan.counts`, over all epochs."""
+        """Counts of `Layout.statistics` and of `Plan.counts` in one dict, over all epochs."""
         return super().statistics | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
     @property
@@ -226,7 +226,7 @@ class PackedLayout(Layout):
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, counts["padding"]),
         ]
-        # every epoch has all documents
+        # in each epoch, every token of a document is in a row, cut or dropped
         in_documents = (counts["tokens"] + counts["cut_tokens"] + counts["dropped_tokens"]) // self.epochs
         return [*lines, ("in no document", None, self.corpus.num_tokens - in_documents)]
 
@@ -256,5 +256,6 @@ class PackedLayout(Layout):
         if (sorter := numpy_for_ties(self.packing)) is not None:
             fields["numpy"] = f"{sorter['version']} {sorter['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        # the code of another package may change, and its rows with it: so state a hash of these rows
         rows = len(self) if is_ours(ALGORITHMS[self.packing.algorithm].pack) else self._rows_receipt
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={rows})"

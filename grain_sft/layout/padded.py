@@ -41,7 +41,7 @@ class PaddedLayout(Layout):
         self._document: Ints = np.flatnonzero(length >= self.min_tokens)
         if not len(self._document):
             raise LayoutError(f"no document of {len(length)} has {self.min_tokens} tokens or more. Give a smaller min_tokens.")
-        whole = length[self._document]
+        whole = length[self._document]  # lengths before the cut
         self._length = np.minimum(whole, self.sequence_length)
         self._start = start[self._document] + (whole - self._length if keep == "last" else 0)
         self.dropped = len(length) - len(whole)
@@ -63,7 +63,7 @@ class PaddedLayout(Layout):
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens
-        # a cut document is longer than a row, and has `min_tokens` or more
+        # A cut document has more tokens than a row, and at least `min_tokens` tokens. A shorter document is dropped instead.
         num_cut = int(np.count_nonzero(whole > max(length, self.min_tokens - 1)))
         return [
             (f"truncated to the {self.keep} {length:,} tokens", num_cut, self.cut_tokens),

@@ -54,7 +54,7 @@ class PairsLayout(Layout):
         self.long_pairs, self.sequence_length = long_pairs, longest + self.response_length
         lengths = pair_lengths(corpus)
         kept = np.minimum(lengths, [self.prompt_length, self.response_length, self.response_length])
-        has_row = lengths.any(axis=1)
+        has_row = lengths.any(axis=1)  # false for a pair without tokens
         if long_pairs == "drop":
             has_row &= (lengths == kept).all(axis=1)
         self._document: Ints = np.flatnonzero(has_row)
@@ -72,7 +72,7 @@ class PairsLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         length = self._length[rows]
-        row, part = np.nonzero(length)
+        row, part = np.nonzero(length)  # part 0 is the prompt; a part without tokens has no piece
         column = (length.cumsum(axis=1) - length)[row, part]
         fields = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
         return pieces_of(self.corpus, row, *fields)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""Line of a report on left-out documents or padding, such as ("dropped pairs", 2, 900): a name, a number of documents, and a
-number of tokens. None means not counted."""
+"""Line of a report on left-out documents or padding, such as ("dropped pairs", 2, 900), as a tuple: a name, a number of
+documents, and a number of tokens. None means that the line has no such number: padding is in no document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Span:
     Attributes:
       shard: Number of the shard in `corpus.shards`.
       start, stop: Token offsets in the shard: of the span's first token, and of the token after its last.
-      document: Number of the document in `layout.documents`; None if the layout states no documents.
+      document: Number of the document in `layout.documents`; None if the layout states no documents, or if the span is outside
+        all documents.
     """
 
     shard: int
@@ -69,7 +70,7 @@ class Pieces(NamedTuple):
 
     @property
     def segments_and_positions(self) -> tuple[Ints, Ints]:
-        """`segment` and `position`. If these are None, the segment is 1, and the position is the column."""
+        """Pair (`segment`, `position`), int64 [pieces] each. If these are None, segments are 1, and positions are columns."""
         if self.segment is None or self.position is None:
             return np.ones(len(self.row), np.int64), self.column
         return self.segment, self.position

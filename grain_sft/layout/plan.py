@@ -21,6 +21,7 @@ VERSION = 3
 """Version of the packing algorithms and of `depends_of`. The key of a cached plan includes it."""
 
 Columns = dict[str, npt.NDArray[Any]]
+"""Arrays of a plan, as they are cached, by the names in `_DTYPES`."""
 
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
 # Names of a plan's counts. A dropped document is in no row. A cut document loses some of its tokens, the `cut_tokens`.
@@ -41,7 +42,7 @@ class Plan:
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
         """Return (row, column, start, length, segment, document) of every piece in `rows`: the arguments of `pieces_of`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
-        begins[rows == 0] = 0
+        begins[rows == 0] = 0  # for row 0, `rows - 1` is -1, the last row
         counts = ends - begins
         row, within = expand_counts(counts)
         piece = begins[row] + within
@@ -57,7 +58,8 @@ def load_plan(
 ) -> Plan:
     """Return the plan of the finder's documents from the cache, or make and cache the plan.
 
-    `make` returns the arrays of the plan. None means `make_plan`.
+    `folder` has the cached plans; None means the cache folder. `make` returns the arrays of a plan that is not cached; None
+    means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -76,7 +78,7 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if code := code_sha256(algorithm.pack):  # only for an algorithm from another package
         recipe["code"] = code
-    if not algorithm.packs_per_epoch:
+    if not algorithm.packs_per_epoch:  # the plan is the same for every seed and epoch
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": numpy_for_ties(options)}
 
@@ -91,10 +93,10 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = check_documents(finder.documents)
     document, start, length = pieces_to_pack(documents, options)
-    group_size = min(options.source_group_size, 2**62)  # fits in int64
-    group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size
+    group_size = min(options.source_group_size, 2**62)  # the option may exceed int64
+    group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size  # group of each piece
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
-    sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
+    sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])  # None for each group that the algorithm sorts
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
         rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
@@ -105,7 +107,10 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
-    """Raise a ValueError if rows of a plan can't be read, such as a row of more tokens than `sequence_length`."""
+    """Raise a ValueError if rows of a plan can't be read, such as a row of more tokens than `sequence_length`.
+
+    `num_tokens` is the number of tokens of the corpus. The messages say "it" for the file of the plan.
+    """
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"its {name} is missing or not a {dtype} array [n]")
@@ -120,7 +125,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
         raise ValueError(f"row {row} begins at piece {ends[row] - pieces[row]} and ends at piece {ends[row]}")
     if pieces.sum() != len(start):
         raise ValueError(f"the last row ends at piece {pieces.sum()} of {len(start)}")
-    if not len(start):
+    if not len(start):  # A plan without rows, which `PackedLayout` refuses. The checks below need one piece or more.
         return
     outside = (start < 0) | (length < 1) | (start > num_tokens - length.astype(np.int64))
     if outside.any():

@@ -12,7 +12,7 @@ from grain_sft.types import Bools, Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """Part of a layout (such as one source of a mixture) whose documents are not in any earlier layout of the run."""
+    """Part of a layout whose documents no earlier layout of the run has. Parts are the sources of a mixture, or the layout."""
 
     layout: Layout
     name: str

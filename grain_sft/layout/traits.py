@@ -34,10 +34,10 @@ class Traits:
     """Number of columns of a row, padding included."""
 
     of_pairs: bool = False
-    """Whether the rows are preference pairs. If not, a source refuses a corpus of pairs."""
+    """Whether the rows are preference pairs. If not, `NpyDataSource` refuses a corpus of pairs."""
 
     takes_weights: bool = False
-    """Whether the rows are mixed by `corpus.weights`. If not, a source refuses a corpus with weights."""
+    """Whether the rows are mixed by `corpus.weights`. If not, `NpyDataSource` refuses a corpus with weights."""
 
     highest_token: int | None = None
     """Highest token id of the corpus if the search for documents read every token; else None."""
@@ -81,10 +81,12 @@ class Traits:
     """Transforms that apply if a config names none. They are written as in a config."""
 
     needed_transforms: Sequence[Mapping[str, Any]] = ()
-    """Those of `transforms` that do what an option states. A config refuses other transforms that lack one of these names."""
+    """Those of `transforms` that carry out options of the layout, such as `mask_eod` for `eod_mask_loss`. If a config lists
+    transforms of its own, the list must include transforms of these names."""
 
     orders_rows: bool = False
-    """Whether rows are to be read by ascending number. If so, a config without an order reads them sequentially, once."""
+    """Whether rows are to be read by ascending number. If so, a config without `sampler.order` reads them in this order. By
+    default, it reads them once; in a mixture, epoch after epoch."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -112,7 +114,9 @@ class Traits:
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """int64 [documents, 2], the input file and the line that each of `documents` comes from, as in `Corpus.sources`.
+        """int64 [documents, 2], number of the input file and of the line that each of `documents` comes from.
+
+        The numbers are as in `Corpus.sources`.
 
         None if `corpus.sources` is None, or if `follows_documents` is False. With a `finder`, a document of the layout may
         begin inside a document of the corpus. Such a document has the source of the corpus's document.
@@ -139,7 +143,7 @@ def sources_of(corpus: Corpus) -> Ints | None:
     While a result is in use, as for one stage of a run, the same file is not read again.
     """
     file = corpus.sources_file
-    if file is None or "sources" in vars(corpus):
+    if file is None or "sources" in vars(corpus):  # there is no file, or its content is cached and checked
         return corpus.sources
     table = _tables.get((file, file.version))
     if table is None:

@@ -11,7 +11,7 @@ from grain_sft.types import Ints
 
 
 class WindowLayout(Layout):
-    """Windows of `sequence_length` consecutive tokens of one shard. Tokens after the last whole window are dropped.
+    """Windows of `sequence_length` consecutive tokens of one shard. A shard's tokens after its last whole window are dropped.
 
     Rows are numbered shard after shard. Windows cut through documents, and every row is one segment.
 
@@ -34,7 +34,7 @@ class WindowLayout(Layout):
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         name, longest = "max_target_sequence_length", max_target_sequence_length
-        if longest is None:
+        if longest is None:  # messages then name the option that was given
             name, longest = "sequence_length", self.sequence_length
         self.max_target_sequence_length = as_sequence_length(longest, name)
         self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
@@ -42,8 +42,9 @@ class WindowLayout(Layout):
             problem = f"sequence_length={self.sequence_length} does not divide {name}={longest}"
             raise LayoutError(f"{problem}. Give a length that does.")
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        # rows of each shard, from whole windows of the longest length
+        # Number of rows of each shard. Only whole windows of `max_target_sequence_length` tokens are cut into rows.
         self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size
+        # shard i has rows `_starts[i]` to `_ends[i] - 1` of the layout
         self._ends: Ints = np.cumsum(self._counts)
         self._starts = self._ends - self._counts
         if not self._counts.any():

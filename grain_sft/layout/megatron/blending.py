@@ -138,8 +138,9 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
       2          0.7     True                1      1
 
     Args:
-      step: float64 [chains], first step of each chain.
+      step: float64 [chains], number of each chain's first sample; below 0 in the correcting steps of the first chain.
       taken: float64 [datasets, chains], samples taken from each data set before the chains begin. It is updated in place.
+      steps: Number of samples that each chain chooses.
     """
     datasets, chains = taken.shape
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]

@@ -157,7 +157,10 @@ def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], wanted: str) 
 
 
 def _describes(start: str, tokens: str, seed: int | None) -> bool:
-    """Return whether the description of an index names the token file and the seed; True without a description."""
+    """Return whether the description of an index names the token file and the seed; True without a description.
+
+    Only names are compared, without folders, because the files may have been in another folder during the run.
+    """
     name = os.path.basename(tokens).removesuffix(".bin")
     for ending, paths_key, seed_key in _DESCRIPTIONS:
         values = _values_of(start + ending, paths_key, seed_key)

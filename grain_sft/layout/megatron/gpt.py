@@ -127,6 +127,7 @@ class MegatronGptLayout(Layout):
         self.transforms = self._transforms(
             eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
         )
+        # whether the caller gave an option that each transform carries out; a default of the variant does not count
         stated = {"mask_eod": eod_mask_loss, "reset_at_eod": reset_attention_mask or reset_position_ids or max_segments_per_row}
         self.needed_transforms = [each for each in self.transforms if isinstance(each, dict) and stated[next(iter(each))]]
         self._open()
@@ -158,6 +159,7 @@ class MegatronGptLayout(Layout):
         return transforms
 
     def _open(self) -> None:
+        """Set the attributes that come from the indices, which are read from the cache, or made and cached."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
@@ -184,10 +186,13 @@ class MegatronGptLayout(Layout):
         pieces = pieces_of(self.corpus, row, column, start, length, np.ones(len(row), np.int64), document)
         if self._cut.drop_last:  # no row has padding
             return pieces._replace(segment=None, position=None)
-        return pieces._replace(position=pieces.column)
+        return pieces._replace(position=pieces.column)  # positions count through all documents of the row
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the pieces of `samples` of a data set, as the columns row, column, start, length and document."""
+        """Return the pieces of `samples` of a data set, as the columns row, column, start, length and document.
+
+        `start` is a token offset in the corpus. A unit is a document, or a sequence in variants that shuffle sequences.
+        """
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)

@@ -165,9 +165,10 @@ class Recipe:
         return read_stream(self.index_dir, dataset.shard.path, sizes, first_in_index, num_samples, self.cut, self.seed)
 
     def _samples_needed(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
-        """Return the number of samples that each stream needs, and the number of samples of the blend.
+        """Return the pair (number of samples that each stream needs, number of samples of the blend).
 
-        None for a stream means one epoch. None for the blend means as many samples as the streams have.
+        None for a stream means one epoch. None for the blend means as many samples as the streams have. Without weights, each
+        of several data sets is read for one epoch.
         """
         samples = self.num_samples
         if samples is None or not corpus.weights:
@@ -181,6 +182,7 @@ class Recipe:
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized([dataset.weight for dataset in datasets])
+            # without a given size, the size at which the first stream has given all its samples
             size = math.floor((counts / shares).min()) if size is None else size
         else:
             shares = normalized(counts)

@@ -85,7 +85,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     in_last = (num_tokens - cut.extra) // cut.length
     if epochs > 1 and num_samples is not None and num_samples - before_last < int(_SEPARATE * in_last):
         parts = [order[: -len(sizes)], order[-len(sizes) :], shuffle[:before_last], shuffle[before_last:]]
-    for part in parts:
+    for part in parts:  # views: a shuffle of a part changes `order` or `shuffle`
         random.shuffle(part)
     return Stream(order, ends_of(sizes, order), shuffle)
 
@@ -106,6 +106,6 @@ def sample_index(ends: Ints, cut: Cut) -> Ints:
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)
     entry = ends.searchsorted(border, side="right" if cut.extra else "left")
     entry[0] = 0  # even if that entry is empty
-    if border[-1] < count * cut.length:
+    if border[-1] < count * cut.length:  # the last sample is not full
         entry[-1] = len(ends) - 1  # even if that entry is empty
     return np.stack([entry, border - np.append(0, ends)[entry]], axis=1)

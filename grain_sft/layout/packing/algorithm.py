@@ -22,6 +22,7 @@ LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
 
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": get_args(Ties), "boundaries": get_args(Boundaries)}
+# Minimum of each integer option except `sequence_length`.
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
 
@@ -63,7 +64,7 @@ class PackedRows(NamedTuple):
         return rows
 
     def _faults(self, lengths: Ints, options: PackingOptions, batch_rows: int) -> dict[str, Bools]:
-        """Return {text of a fault: mask of the pieces or rows that have it}."""
+        """Return {text of a fault: mask of the pieces or rows that have it, or one bool [] for a fault of the whole result}."""
         document, offset, length, ends = self
         counts, stop = np.diff(ends, prepend=0), offset + length
         order = np.lexsort((offset, document))  # pieces of one document become neighbors

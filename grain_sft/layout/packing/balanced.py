@@ -37,7 +37,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
     """
     totals = np.cumsum(lengths)
     num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1
-    num_rows = min(-(-int(totals[-1]) // capacity), num_long)
+    num_rows = min(-(-int(totals[-1]) // capacity), num_long)  # each row gets a long document in the first round
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)
     spaces = np.full(num_rows, capacity)
@@ -51,7 +51,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
         bins[placed] = used
         costs[used] += np.square(lengths[placed])
         spaces[used] -= lengths[placed]
-        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])
+        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])  # rows with space for the shortest long document
         by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
         rows = by_cost[: (len(by_cost) + 1) // 2]
     unplaced = np.flatnonzero(bins < 0)

@@ -25,7 +25,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
       most: Maximum number of documents in a row.
       max_rows: Maximum number of rows.
     """
-    leaves = 1 << (max_rows - 1).bit_length()
+    leaves = 1 << (max_rows - 1).bit_length()  # a power of two; leaves after the last row also have space
     largest = [capacity] * (2 * leaves)
     documents = [0] * leaves  # number of documents in each row
     rows: list[int] = []

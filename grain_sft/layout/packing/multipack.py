@@ -27,7 +27,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
         tokens_before = int(totals[start - 1]) if start else 0
         # Bisection for the greatest number of documents that fit into the batch. `fit` documents fit, and `too_many` documents
         # do not. At first, `too_many` documents have more tokens than a batch, or are more than the documents that are left.
-        fit = 1
+        fit = 1  # every document fits into an empty row; if no document is left, the batch is empty
         too_many = 1 + int(np.searchsorted(totals[start:], tokens_before + capacity * rows, side="right"))
         while too_many - fit > 1:
             middle = (fit + too_many) // 2
@@ -37,7 +37,8 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
                 too_many = middle
         decreasing = start + np.argsort(shuffled[start : start + fit], kind="stable")[::-1]
         bins = _place(shuffled[decreasing], capacity, rows)
-        if len(bins) < len(decreasing) or len(np.unique(bins)) < rows:  # the documents do not fill a batch
+        # a row of the batch is empty, because all documents that are left fit into fewer rows
+        if len(bins) < len(decreasing) or len(np.unique(bins)) < rows:
             return join_rows(batches)
         batches.append(rows_of(order[decreasing], lengths, bins))
         start += fit

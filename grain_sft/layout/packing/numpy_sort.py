@@ -21,7 +21,7 @@ SORTS = ("avx512", "avx2", "baseline")
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 _dispatched = _umath.__cpu_dispatch__  # CPU features that this build of numpy uses only if the CPU has them
-_features = [name for name, has in _umath.__cpu_features__.items() if has]
+_features = [name for name, has in _umath.__cpu_features__.items() if has]  # CPU features that numpy uses in this process
 
 _PROGRAM = """
 import sys

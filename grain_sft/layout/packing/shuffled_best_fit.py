@@ -11,7 +11,8 @@ from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, Pac
 from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
-# With one chunk, up to 90% of the rows are the same in two epochs. With 16 chunks of at least 32 rows, 1-4% are the same.
+# Number of chunks of an epoch, unless chunks would have too few rows or too many documents. With one chunk, up to 90% of the
+# rows are the same in two epochs. With 16 chunks of at least 32 rows, 1-4% are the same.
 _CHUNKS = 16
 _LEAST_ROWS = 32  # minimum number of rows of a chunk, if an epoch has more than two chunks
 
