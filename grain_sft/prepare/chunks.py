@@ -109,8 +109,7 @@ class Contents:
         binary = bool(((loss == 0) | (loss == 1)).all())
         # offsets of the tokens, the loss and the rejected records, and of the end, as in the fields of `Header`
         _, *offsets = itertools.accumulate(map(len, sections), initial=_HEADER_BYTES)
-        dtypes = (token_dtype.name, loss_dtype.name)
-        header = Header(key, len(self.records), *dtypes, binary, dict(self.dropped), counts, *offsets)
+        header = Header(key, len(self.records), token_dtype.name, loss_dtype.name, binary, dict(self.dropped), counts, *offsets)
         return b"".join([msgspec.json.encode(header).ljust(_HEADER_BYTES), *sections])
 
 

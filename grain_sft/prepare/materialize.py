@@ -53,8 +53,9 @@ def materialize(
     """
     if not getattr(layout, "plans", ()):
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
-    manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target = _Target(output)
+    target.check_writable()  # before all tokens are read, for their hash
+    manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     identity = {"key": manifest["key"], "made_of": manifest["made_of"]}
     write = functools.partial(_write, layout, manifest, dtype, target, progress or (lambda *_: None))
     result = target.produce(identity, write, overwrite=False, wait=True)

@@ -219,9 +219,8 @@ class Target:
 
     def forget(self, name: str) -> None:
         """Remove the folder `name` in `work`. If `work` holds no unfinished corpus, remove all of it."""
-        if files.exists(self.state):
-            _remove(files.join(self.work, name))
-        else:
+        _remove(files.join(self.work, name))
+        if not files.exists(self.state):
             self.discard()
 
 
