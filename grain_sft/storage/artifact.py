@@ -26,7 +26,7 @@ from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.threads import in_threads
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-Check = Callable[[Arrays], None]
+Check = Callable[[Arrays], None]  # raises ValueError or CorpusFileError if the arrays are wrong
 
 MAGIC = b"GSFTART2"
 SUFFIX = ".arrays"
@@ -52,7 +52,7 @@ def load_or_make(
       make: Function that makes the arrays. Only one process of a machine calls it at a time.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
         are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
-      check: Function that raises ValueError or CorpusFileError if cached arrays are wrong. `make` then makes them again.
+      check: Function that raises an error if cached arrays are wrong (see `Check`). `make` then makes them again.
     """
     target = place(kind, depends, folder)
     if (arrays := open_cached(target, depends, check)) is not None:
@@ -81,7 +81,7 @@ def load_or_make(
                 with _warning("Other machines will make it again."):
                     files.upload(target, url)
             return open_file(target)[0]
-        return arrays  # in memory, because `_warning` has caught an error of `save` or `open_file`
+        return arrays  # these are in memory: `_warning` has caught an error of `save` or `open_file`
 
 
 @contextlib.contextmanager
@@ -96,9 +96,9 @@ def _warning(consequence: str) -> Iterator[None]:
 def open_or_write(
     target: Path, depends: Mapping[str, Any], write: Callable[[], None], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of the file `target`. If the file is missing, damaged or fails `check`, call `write` first.
+    """Return the arrays of the artifact `target`. If the file is missing, damaged or fails `check`, call `write` first.
 
-    Only one process of the machine calls `write` at a time.
+    `write` writes the file. Only one process of the machine calls it at a time.
 
     Raises:
       StorageError: The file can't be written or opened.
@@ -125,7 +125,7 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to the file `path`."""
+    """Write `arrays` to the artifact `path`. `depends` is as in `load_or_make`."""
     contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
     described = {}
     offset = 0  # from the end of the header

@@ -81,7 +81,7 @@ def _create(target: Path) -> tuple[str, HeldLock | None]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process took the new file for abandoned, and is removing it
+        except BlockingIOError:  # another process took the new file for abandoned, and has locked it to remove it
             continue
         except OSError:
             return path, None
@@ -125,10 +125,10 @@ def _host() -> str:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Make a temporary folder, and remove it at the end, even if Ctrl-C arrives during the removal.
+    """Yield a new temporary folder, and remove it at the end, even if Ctrl-C arrives during the removal.
 
-    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder itself.
-    `TemporaryDirectory` then removes what an interrupted removal left.
+    `TemporaryDirectory` alone leaves files behind if Ctrl-C interrupts its removal. So this function removes the folder first.
+    If Ctrl-C interrupts this removal, `TemporaryDirectory` removes the remaining files.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         try:

@@ -26,7 +26,7 @@ LOCK_BYTES = 4096  # bytes of the cache's maximum size that are reserved for the
 SPARE = 10  # a full cache frees at least 1/SPARE of its size, so that it need not list its folder for each new block
 
 _MAGIC = b"GSFTBLK1"
-_HEADER = 64
+_HEADER = 64  # bytes
 _CHECKED_BYTES = 1 << 15  # bytes per checksum
 _CHECKSUM = 4  # bytes
 _LOCK = "space"
@@ -114,7 +114,7 @@ def _checksums(data: memoryview) -> bytes:
 
 
 def claim(path: str) -> HeldLock | None:
-    """Open the file `path`.part and lock it. Return None if another process or thread has locked it."""
+    """Open the unfinished file `path`.part and lock it. Return None if another process or thread has locked it."""
     part = path + PART
     while True:
         try:
@@ -133,8 +133,8 @@ class Space:
     """Limit on the total size of the files in a folder. When a new file needs room, the least recently used files are removed.
 
     A lock file contains the number of bytes in use. A process adds the size of a file before it writes the file. So a killed
-    process may leave the number too high. To correct it, each process lists the files on its first use of the cache, and
-    whenever it needs room.
+    process may leave the number too high. To correct the number, each process counts the bytes of all files on its first use of
+    the cache, and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -143,12 +143,12 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Extend the open file `fd` to `size` bytes, and return True. `fd` is a file that `claim` opened.
+        """Extend the open file `fd`, which `claim` opened, to `size` bytes. Return whether the cache has room for it.
 
-        If the cache has no room, truncate the file to 0 bytes and return False.
+        If not, truncate the file to 0 bytes.
         """
         with self._locked() as lock:
-            # without the bytes that a killed process may have left in this file
+            # don't count the bytes that a killed process may have left in this file: they are removed next
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
@@ -174,7 +174,7 @@ class Space:
 
     def publish(self, path: str) -> None:
         """Rename the finished file `path`.part to `path`."""
-        with self._locked():  # without the lock, a process that lists the folder now might see both names or none
+        with self._locked():  # without the lock, a process that lists the folder now might see both names or neither
             os.replace(path + PART, path)
 
     def _locked(self) -> HeldLock:

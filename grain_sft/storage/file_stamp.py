@@ -11,6 +11,7 @@ from grain_sft.storage import files
 from grain_sft.storage.regular_files import inside, pread
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+"""Integer that is not negative. `msgspec` checks this when it decodes a file."""
 
 DIGEST_BYTES = 4096  # bytes that are hashed at the start of a file's data, and at its end
 MOST_HEADER_BYTES = 10_000  # longest header of a .npy file, as in `numpy.load`
@@ -85,7 +86,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
 
 
 def size_change(stored: FileStamp, size: int) -> str:
-    """Return the message for a file that has `size` bytes now, unlike when it was indexed."""
+    """Return the message for a file that has `size` bytes now, but `stored.size` when it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
     return f"{problem}. Restore it. Or index the corpus again and begin a new run, since the rows of an old run would differ."
@@ -101,6 +102,7 @@ def read_head(path: str) -> tuple[int, bytes, str | None]:
     """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its version (None if local)."""
     size, version = files.size_and_version(path)
     want = MOST_HEADER_BYTES + DIGEST_BYTES
-    # Request no bytes after the end of a remote file. A local pipe has size 0, and is refused only when it is read.
+    # No bytes after the end of a remote file are requested. A local read does not depend on the size: a pipe has size 0, and
+    # `read_range` would return no bytes for it instead of refusing it.
     stop = min(size, want) if files.is_remote(path) else want
     return size, files.read_range(path, 0, stop, version=version), version

@@ -32,7 +32,7 @@ def is_remote(path: str) -> bool:
 
 
 def normalize(path: str | os.PathLike[str]) -> str:
-    """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded. Refuse a URL that pathlib has changed."""
+    """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded. Refuse gs:/ or s3:/, which pathlib makes."""
     check_type("path", path, str | os.PathLike, "a path")
     text = os.fspath(path).removeprefix("file://")
     if re.match("(gs|gcs|s3|https?):/(?!/)", text):
@@ -140,7 +140,8 @@ def glob(pattern: str) -> list[str]:
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
-    folders = pattern  # for a/*/b/*.npy, the loop lists the folders a/*/b, then a/*, then a
+    # `glob` silently skips folders that can't be listed. So for a/*/b/*.npy, first list the folders a/*/b, then a/*, then a.
+    folders = pattern
     while local_glob.has_magic(folders):
         folders = os.path.dirname(folders)
         for folder in local_glob.iglob(os.path.join(folders, ""), recursive=True):
@@ -155,7 +156,7 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed: its files would be missing unnoticed. Ignore lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed, except lost+found. Its files would be missing unnoticed."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
@@ -183,7 +184,7 @@ def parent(path: str) -> str:
 def name_of(path: str) -> str:
     """Return the last part of a path."""
     name = path.rstrip("/").rpartition("/")[2]
-    # `abspath` only where it matters, because a corpus may have thousands of files
+    # `abspath` takes time for thousands of files. So it is called only for paths such as "a/..", whose last part is no name.
     return name if name not in ("", ".", "..") or is_remote(path) else os.path.basename(os.path.abspath(path))
 
 
@@ -247,8 +248,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        # the credentials may not allow deletion
-        with contextlib.suppress(GrainSftError), remote(probe) as client:
+        with contextlib.suppress(GrainSftError), remote(probe) as client:  # the credentials may not allow deletion
             client.rm_file(probe)  # `rm` would expand the brackets in a name
         return
     if not folder:

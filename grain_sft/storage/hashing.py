@@ -23,7 +23,7 @@ def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
 
 
 def of_block(data: Any) -> bytes:
-    """Return the SHA-256 of a buffer, 32 bytes."""
+    """Return the SHA-256 of a buffer, such as a block: 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
@@ -58,7 +58,7 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
     """Return the hash of each 4 MiB block of each range, in order.
 
     Args:
-      ranges: Descriptor of an open file, first byte, and last byte + 1 of each range.
+      ranges: Tuples (descriptor of an open file, first byte, last byte + 1).
 
     Raises:
       OSError: A file can't be read.

@@ -1,6 +1,7 @@
 """Open local files of a corpus.
 
-A file is compared with its stamp when it is opened. After each read, its size and its time of modification are checked.
+A stamp is the state of a file when it was indexed: its size, and a hash of its ends (its first and last bytes). A file is
+compared with its stamp when it is opened. After each read, the size and the time of modification are checked.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.regular_files import inside, open_regular
 
 MOST_OPEN_FILES = 1024
+"""Default maximum of the file descriptors that an `OpenFiles` has."""
 
 
 class Identity(NamedTuple):
@@ -34,27 +36,28 @@ class LocalFile:
     """An open file. It is closed when the last reference to it is dropped.
 
     Args:
-      shard: Stamp of the file: its size, and a hash of its ends (its first and last bytes).
-      verified: `identity` of an earlier LocalFile of this file, or None. A file with this identity is not hashed again.
+      shard: Stamp of the file.
+      verified: `identity` of an earlier LocalFile of this file, or None. If the file still has this identity, its ends are not
+        hashed again.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
       address: Address of the first byte in memory; 0 unless the file is mapped.
-      identity: Identity of the file when its ends were last compared with the stamp.
+      identity: Identity of the file when it last matched the stamp.
     """
 
     fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__` has set it
 
     def __init__(self, shard: FileStamp, verified: Identity | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
-        activity.doing[get_ident()] = activity.OPENING, shard
+        activity.doing[get_ident()] = activity.OPENING, shard  # what this thread does, for a message if it takes long
         try:
             with inside(shard.root):
                 self.fd = open_regular(shard.path)
             if scattered:
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             self.identity = self._verify(verified)
-        except GrainSftError:
+        except GrainSftError:  # some are OSErrors
             raise
         except OSError as error:
             problem = f"{shard.path}: can't be opened ({error.strerror})"
@@ -80,7 +83,7 @@ class LocalFile:
             status = os.fstat(self.fd)
             if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:
                 self.identity = self._verify(self.identity)
-        except GrainSftError:
+        except GrainSftError:  # some are OSErrors
             raise
         except OSError as error:
             problem = f"{self.shard.path}: can't be checked after a read ({error.strerror})"
@@ -106,7 +109,11 @@ class LocalFile:
         return identity
 
     def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
-        """Fill `buffers` in turn from byte `offset`, after a vectored read that failed or came back short."""
+        """Fill `buffers` in turn from byte `offset`, after a vectored read that failed or came back short.
+
+        Raises:
+          CorpusFileError: A read fails again, or the file ends before the buffers are full.
+        """
         for buffer in buffers:
             unfilled = buffer.cast("B")
             while unfilled:
@@ -128,7 +135,8 @@ class LocalFile:
 class OpenFiles(dict[int, LocalFile]):
     """Open files by their number in `shards`. `open_files[number]` opens the file if it is not open. Thread-safe.
 
-    If too many files are open, the file that was opened first is dropped. It is closed when no thread reads from it any more.
+    If another file would need more than `max_open_files` descriptors in all, the file that was opened first is dropped. It is
+    closed when no thread reads from it any more. None means `MOST_OPEN_FILES`, or a quarter of `ulimit -n` if that is less.
     """
 
     def __init__(self, shards: Sequence[FileStamp], max_open_files: int | None, *, scattered: bool) -> None:

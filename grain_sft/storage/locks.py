@@ -22,7 +22,7 @@ class ForkSafeLock:
 
     Attributes:
       lock: Lock to enter, as `with fork_safe.lock:`. Read this attribute each time, because a fork replaces it in the child.
-        Ctrl-C can't leave the lock held: `threading.Lock` is written in C.
+        Ctrl-C can't leave the lock held: `threading.Lock` is written in C, so it runs no Python code to interrupt.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,11 @@ class ForkSafeLock:
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     """Exclusive lock of the open file `fd`. `release`, or the end of the context, frees the lock and closes the file.
 
-    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor, because an open copy would
-    keep the lock.
+    If the file can't be locked, the constructor closes it. A forked child closes its copy of the descriptor, because an open
+    copy would keep the lock.
+
+    Args:
+      wait: Whether to wait until no other process holds the lock.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -115,7 +118,7 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock of the open file `fd`, and close the file at the end.
+    """Hold the lock of the open file `fd` in this context, and close the file at the end. `wait` is as in `HeldLock`.
 
     Yield whether the lock is held. On a file system without locks, the file is closed at once, and the value is False.
 
@@ -135,7 +138,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT. Processes that start in this context inherit the block, so that only this process handles Ctrl-C."""
+    """Block SIGINT in this thread. Processes that start in this context inherit the block, so only this one handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

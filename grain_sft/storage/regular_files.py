@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
       CorpusError: The file is outside of the folders that `inside` and `inside_also` allow.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # otherwise, opening a FIFO waits for a writer
     except OSError as error:
         if os.path.exists(path):  # perhaps a socket, which the error of `os.open` would not state
             _check_is_regular(path, os.stat(path).st_mode)
@@ -82,7 +82,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         _check_is_regular(path, os.fstat(fd).st_mode)
         _check_is_allowed(os.fspath(path), fd)
-        os.set_blocking(fd, True)
+        os.set_blocking(fd, True)  # undo O_NONBLOCK
     except BaseException:
         os.close(fd)
         raise

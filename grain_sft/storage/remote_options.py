@@ -18,7 +18,7 @@ SHARD_CACHE_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"
 UNIT_VARIABLE = "GRAIN_SFT_SHARD_CACHE_UNIT"
 DEFAULT_UNIT = "4MiB"
-SMALLEST_UNIT = 1 << 15
+SMALLEST_UNIT = 1 << 15  # bytes that have one checksum in a file of the cache
 
 _UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -51,6 +51,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise CorpusError(f"cache {folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
             raise CorpusError(f"cache {folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units.")
+        # From here on, the fields have the checked values: a local path, an integer, and an integer or None.
         for name, value in (("folder", folder), ("max_bytes", max_bytes), ("unit", unit)):
             msgspec.structs.force_setattr(self, name, value)
 
@@ -61,7 +62,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
     Args:
       seconds: Time for which a failing request is repeated. After this time, the failure is an error.
       requests: Maximum number of concurrent requests of one read.
-      cache: Local cache of the files. None means that nothing is cached.
+      cache: Options of the local cache of the files. None means that nothing is cached.
     """
 
     cache: CacheOptions | None = None
@@ -84,15 +85,15 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         cache; without it, nothing is cached. $GRAIN_SFT_SHARD_CACHE_BYTES sets the maximum size of the cache, and
         $GRAIN_SFT_SHARD_CACHE_UNIT the size of its blocks.
         """
-        limits = super().from_environment()
+        uncached = super().from_environment()
         folder = os.environ.get(SHARD_CACHE_VARIABLE)
         if not folder:
-            return limits
+            return uncached
         if not (max_bytes := os.environ.get(BYTES_VARIABLE)):
             problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE} is not set"
             raise CorpusError(f"{problem}. Set this variable to the maximum size of the cache.")
         unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
-        return msgspec.structs.replace(limits, cache=CacheOptions(folder, max_bytes, unit))
+        return msgspec.structs.replace(uncached, cache=CacheOptions(folder, max_bytes, unit))
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
@@ -112,7 +113,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         from_environment = cls.from_environment()
         values = dict(given or {})
         if isinstance(cache := values.get("cache"), Mapping):
-            # `check` accepts text, but not a path object
+            # a Python caller may give a `Path`, but `check` accepts only the types of a config
             as_text = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
             values["cache"] = {**cache, **as_text}
         try:

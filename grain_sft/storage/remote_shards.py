@@ -36,7 +36,8 @@ class RemoteShards:
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
         """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
-        Columns, int64 [n]: for each piece, its shard, its first value in the shard, its byte in `out`, and its size in bytes.
+        Columns, int64 [n]: for each piece, its shard, its first value in the shard, its byte in `out`, and its size in bytes. A
+        value, such as a token, has `itemsize` bytes.
         """
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]
@@ -55,7 +56,7 @@ class RemoteShards:
         return [column[~is_remote] for column in columns]
 
     def _check(self, shards: Sequence[FileStamp], remote_files: Sequence[RemoteFile]) -> None:
-        """Compare the first and last bytes of files with their stamps."""
+        """Raise a CorpusFileError if the first or last bytes of a file differ from its stamp."""
         pieces, place = [], 0  # for each file: the piece of its head, then the piece of its tail
         for file, shard in zip(remote_files, shards, strict=True):
             size = min(DIGEST_BYTES, shard.size - shard.data_offset)
@@ -68,7 +69,7 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            # a changed size or version explains the failure better
+            # if a file's size or version has changed, report this change, because it explains the failed read
             for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
                 _check_size(shard, info)
                 if shard.version not in (None, version_of(info)):
@@ -84,7 +85,8 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
     """Return the remote file of each stamp. A stamp without a version means the present version.
 
     Raises:
-      CorpusFileError: A file is missing or has another size. Only files without a version in their stamp are checked.
+      CorpusFileError: A file is missing or has another size. Only files without a version in their stamp are checked: for the
+        others, no request is made.
     """
     without_version = [shard.path for shard in shards if shard.version is None]
     present = dict(zip(without_version, infos(without_version, limits), strict=True)) if without_version else {}

@@ -32,7 +32,7 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 
 
 class ShardCache:
-    """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
+    """Reader of remote files that stores their blocks in a folder. Several threads and processes may use it at once.
 
     If a block can't be stored, because the folder is full or read-only, only the requested bytes are read, from the bucket. A
     reader waits for blocks that other processes fetch. If none of their files grows for `limits.seconds`, it reads the bucket.
@@ -40,7 +40,7 @@ class ShardCache:
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
         self._folder = os.path.join(options.folder, BLOCKS)
-        self._block_bytes = options.unit and int(options.unit)  # None: a block is a whole file
+        self._block_bytes = options.unit and int(options.unit)  # None if a block is a whole file
         self._limits = limits
         self._space = Space(self._folder, int(options.max_bytes))
         self._has_warned = False
@@ -71,7 +71,7 @@ class ShardCache:
             missing = awaited
 
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
-        """Cut `pieces` where blocks end, and return the parts by block."""
+        """Cut `pieces` where blocks of their files end, and return the parts of each block."""
         pieces_of: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
             block_bytes = self._block_bytes or max(1, file.size)
@@ -109,11 +109,12 @@ class ShardCache:
         Return the pieces of blocks that other processes are fetching, without copying them.
         """
         reserved: dict[Block, int] = {}  # blocks to keep, with the descriptors of their files
+        # pieces of blocks that other processes fetch, and of blocks that can't be kept, which are read from the bucket
         awaited, uncached = {}, []
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
                 path = block.path(self._folder)
-                if self._read_cached(block, pieces, out):  # without `claim`, so that waiting processes read at once
+                if self._read_cached(block, pieces, out):  # without a lock, so that processes that waited read concurrently
                     continue
                 try:
                     lock = claim(path)
@@ -121,7 +122,7 @@ class ShardCache:
                         awaited[block] = pieces
                         continue
                     claims.callback(self._release, path + PART, lock)
-                    if self._read_cached(block, pieces, out):  # another process finished it before `claim`
+                    if self._read_cached(block, pieces, out):  # another process finished it just before `claim`
                         continue
                     if self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
@@ -190,7 +191,7 @@ class ShardCache:
 
 
 def _describe_wait(block: Block, part: str) -> str:
-    """Describe a wait for a block. /proc/locks may list the process that locks its unfinished file `part`."""
+    """Describe a wait for a block. Name the process that fetches it, if /proc/locks lists the lock of its file `part`."""
     holder = "another process"
     with contextlib.suppress(OSError):
         inode = os.stat(part).st_ino

@@ -17,21 +17,22 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
+# `gather` either reads each piece of a file, or copies all pieces at once from memory maps (see `ShardReader`).
 _FEWEST_COPIED = 24  # fewer pieces are read, not copied: reading 8 pieces of 180 tokens takes 0.6 of the time of a copy
 _LARGEST_COPIED = 1 << 13  # bytes; pieces of a larger mean size are read, not copied
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # after a copy that waited too often, this many calls of `gather` make no copy
-_COPIES_PER_RELEASE = 1 << 12  # copies after which the pages of the maps are released
+_COPIES_PER_RELEASE = 1 << 12  # copies after which the memory of the maps' pages is freed
 
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
 """Memory that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
-"""Pieces of files: file number, first value and buffers of each piece, then the number of bytes of all pieces."""
+"""Pieces of files, as a tuple: file number, first value and buffers of each piece, then the number of bytes of all pieces."""
 
 RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces that fill the memory of a row without gaps: file number, first value and end of each piece, then the memory.
+"""Pieces that fill the memory of a row without gaps, as a tuple: file number, first value and end of each piece; the memory.
 
 The end of a piece is an index into the memory, counted in values. Example: ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3]
 with values 50 to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
@@ -72,8 +73,8 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # For materialized rows: (number of values of a row, number of values from one row to the next), the same in all files.
-        # None for other files, and with `whole_rows`.
+        # For materialized rows: (number of tokens of a row, number of values from one row's start to the next), the same in all
+        # files. None for other files, and with `whole_rows`.
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
@@ -81,7 +82,7 @@ class ShardReader:
         self._reads_until_copy = 0
 
     def gather(self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview) -> None:
-        """Fill the bytes `out[place : place + size]` of each piece with values of its shard from value `start` on.
+        """Fill the bytes `out[place : place + size]` of each piece with the values of its shard from index `start` on.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -203,7 +204,7 @@ class ShardReader:
             self._open.check(set[int]().union(*(shards for shards, _, _, _ in groups)))
             activity.count("local_bytes", sum(num_bytes for _, _, _, num_bytes in groups))
             return
-        # all groups at once, so that a bucket is asked once
+        # read all groups at once, so that all requests to a bucket run together
         sizes = [sum(buffer.nbytes for buffer in piece) for _, _, pieces, _ in groups for piece in pieces]
         *places, total = itertools.accumulate(sizes, initial=0)
         data = memoryview(bytearray(total))
@@ -261,9 +262,9 @@ class ShardReader:
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
     """Return pieces of materialized rows, cut where rows end. The columns are those of `ShardReader.gather`.
 
-    The given starts count only the tokens of a file. The returned starts count all of its values. Example: with a `length` of 4
-    and a `stride` of 6 values, row 1 begins at value 6. The piece of tokens 2 to 5 then becomes two pieces: values 2 and 3, and
-    values 6 and 7.
+    A row has its `length` tokens first, then other arrays, such as positions. The given starts count only the tokens of a file.
+    The returned starts count all of its bytes, in values of the size of a token. Example: with a `length` of 4 and a `stride`
+    of 6 values, row 1 begins at value 6. The piece of tokens 2 to 5 then becomes two: values 2 and 3, and values 6 and 7.
     """
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize

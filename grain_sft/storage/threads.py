@@ -14,6 +14,9 @@ MANY_THREADS = 32
 
 
 def in_threads(function: Callable[..., T], *columns: Iterable[Any], threads: int = FEW_THREADS) -> Iterator[T]:
-    """Yield the results of `map(function, *columns)`, in order. The calls run in `threads` threads."""
+    """Yield the results of `map(function, *columns)`, in order. The calls run in `threads` threads.
+
+    Call i gets item i of each of the `columns` as an argument.
+    """
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         yield from pool.map(function, *columns)

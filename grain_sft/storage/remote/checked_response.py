@@ -7,7 +7,7 @@ import aiohttp
 from grain_sft.storage.remote.responses import body_headers, check_encoding, checked_sizes
 from grain_sft.storage.remote.retries import WrongBodyError
 
-_LARGEST_OTHER = 16 << 20  # maximum bytes of other responses than parts of files, such as a page of a listing
+_LARGEST_OTHER = 16 << 20  # maximum bytes of a response that is not a part of a file, such as a page of a listing
 
 
 class CheckedResponse(aiohttp.ClientResponse):
@@ -36,6 +36,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if requested is None:
             return _LARGEST_OTHER
+        # Google's server may decompress a file that is stored compressed. Then only the second header states the encoding.
         for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
             check_encoding(self.headers.get(header))
         wanted = int(requested.group(1)), int(requested.group(2)) + 1

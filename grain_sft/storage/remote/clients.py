@@ -1,7 +1,7 @@
 """fsspec file systems (clients of buckets and web servers) with the options of grain_sft.
 
-This module searches for credentials of Google Cloud before gcsfs does. Outside of Google Cloud, gcsfs would wait up to two
-minutes for a metadata server. This module waits at most 3 seconds.
+This module searches for credentials of Google Cloud before gcsfs does. A machine in Google Cloud gets them from a metadata
+server. On other machines, gcsfs would wait up to two minutes for this server. This module waits at most 3 seconds.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ def filesystem(path: str) -> Any:
             from grain_sft.storage.remote.google_storage import GoogleStorage
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
-                options["token"] = "anon"  # anonymous access, for public files: gcsfs then does not search again
-            if "requests_timeout" not in _configured("gs", "gcs"):  # gcsfs would wait for an answer without end
+                options["token"] = "anon"  # anonymous access, for public files; gcsfs then does not search for credentials
+            if "requests_timeout" not in _configured("gs", "gcs"):  # by default, gcsfs waits for an answer without end
                 options["requests_timeout"] = aiohttp.ClientTimeout(sock_read=seconds)
             if emulator := _emulator():
                 # gcsfs would read $STORAGE_EMULATOR_HOST at each request: a change would move open files to another server
@@ -77,7 +77,7 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
 
 
 def _emulator() -> str:
-    """Return the URL of the server in $STORAGE_EMULATOR_HOST; "" for Google's server, which gcsfs also calls "default"."""
+    """Return the URL of the emulator in $STORAGE_EMULATOR_HOST; "" for Google's server, which gcsfs also calls "default"."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host in ("", "default"):
         return ""
@@ -107,6 +107,7 @@ def _may_find_credentials() -> bool:
     of_gcloud, of_gcsfs = f"{folder}/application_default_credentials.json", os.path.expanduser("~/.gcs_tokens")
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.path.exists(of_gcloud) or os.path.exists(of_gcsfs):
         return True
+    # $NO_GCE_CHECK is google-auth's variable for machines outside of Google Cloud. An emulator needs no credentials.
     if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or _emulator():
         return False
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"

@@ -22,7 +22,7 @@ class RemoteFile(NamedTuple):
 
     path: str
     size: int
-    key: str  # hash of URL, size, data offset, digest and version
+    key: str  # hash of URL, size, data offset, digest and version, which names the file's blocks in the shard cache
     version: str | None  # None if its file system has no versions
 
 
@@ -70,14 +70,14 @@ def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None
     if isinstance(body, (GrainSftError, FileNotFoundError)):
         raise failure(path, body) from body
     size = size_of(path, infos([path], limits)[0])
-    if isinstance(body, Exception) and size >= stop:
+    if isinstance(body, Exception) and size >= stop:  # if the file is shorter, that explains the failure better
         raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
     problem = f"{path}: has {size} bytes; expected bytes {start} to {stop}. It was cut short while in use"
     raise CorpusFileError(f"{problem}. Restore it.")
 
 
 def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) -> None:
-    """Copy all pieces to `out`."""
+    """Copy all pieces to `out`. If bytes of a piece can't be read, raise a CorpusFileError."""
     ranges = [Range(file.path, offset, offset + size, file.version) for file, offset, _, size in pieces]
     bodies = fetch_exactly(ranges, limits) if ranges else []
     for piece, body in zip(pieces, bodies, strict=True):
@@ -103,7 +103,7 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
     """Return the package's error for an exception of a local or remote file system.
 
-    `part` is as in `storage.files.reading`. `version` is the requested version.
+    `part` names the bytes that were read, such as "bytes 0 to 9 "; "" means the whole file. `version` is the requested version.
     """
     if isinstance(error, GrainSftError):
         return error
@@ -116,7 +116,7 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
         of_version = f" ({version})" if version else ""
         problem = f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use"
         return CorpusFileError(f"{problem}. Restore it, or index the corpus again.")
-    # s3fs repeats requests itself, and then raises the last error
+    # The client, such as s3fs, has repeated a request with a transient error in vain. `retried` raises a RequestFailedError.
     kind = RemoteTimeoutError if "://" in path and retries.is_transient(error) else CorpusFileError
     if isinstance(error, (RequestFailedError, RefusedError, WrongBodyError)):
         return kind(f"{path}: {part}can't be read: {error}.")

@@ -12,6 +12,7 @@ from grain_sft.storage.remote import retries
 from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, body_headers
 
+# Names that file systems give to a file's version in its description. If there are several, the first of these is taken.
 _VERSION_KEYS = (
     "generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "Last-Modified", "created",
 )  # fmt: skip
@@ -36,7 +37,10 @@ def size_of(path: str, info: Mapping[str, Any]) -> int:
 
 
 def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Return the result or the exception of each job, in order. If the time of a job is up, raise a RemoteTimeoutError."""
+    """Return the result or the exception of each job, in order. If the time of a job is up, raise a RemoteTimeoutError.
+
+    Each group of consecutive jobs of one protocol, such as gs, has one client, and at most `most_at_once` concurrent jobs.
+    """
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -97,7 +101,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
     async def attempt() -> bytes:
         """Request the range once. Refuse a body that is too short or of another version."""
         data, sent_version = await _request_once(wanted, client)
-        if len(data) < stop - start:
+        if len(data) < stop - start:  # right only if the file ends in the range
             size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(data):
                 raise retries.WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
@@ -122,6 +126,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
     try:
         data = await _read_range(wanted, client, headers)
     except Exception as error:
+        # status 412: the file has another version than If-Match states
         if version is not None and (isinstance(error, FileNotFoundError) or retries.status_of(error) == 412):
             raise retries.ReplacedError(str(error)) from error
         raise
@@ -135,7 +140,10 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
 
 
 async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
-    """Request a range. Where possible, ask the server to refuse another version."""
+    """Request a range. If the protocol allows, ask the server to refuse the request if the file has another version.
+
+    `headers` is filled with what the response's headers state (see `BodyHeaders`).
+    """
     path, start, stop, version = wanted
     protocol = path.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
@@ -144,7 +152,7 @@ async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes
     options: dict[str, Any] = {}
     if protocol in ("gs", "gcs") and kind == "generation":
         options["generation"] = value
-    is_weak = value.startswith("W/")  # If-Match never matches a weak entity tag
+    is_weak = value.startswith("W/")  # a weak entity tag, which never matches in If-Match
     if protocol in ("http", "https") and kind == "ETag" and not is_weak:
         options["headers"] = {**client.kwargs.get("headers", {}), "If-Match": value}
     if client.async_impl:

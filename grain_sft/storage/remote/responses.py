@@ -27,7 +27,7 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of a file, as the headers of a response state them; None if they do not."""
+    """Size and version of a file, from the headers of a response for a part of it; None if the headers do not state them."""
 
     size: int | None = None
     version: str | None = None
@@ -49,7 +49,8 @@ def checked_sizes(wanted: tuple[int, int], content_range: str | None, content_le
 
     Raises:
       WrongBodyError: The body is not the requested range.
-      RefusedError: The server ignored the range and sent the whole file. (A file that lies within the range is accepted.)
+      RefusedError: The server ignored the range and sent the whole file. This is accepted only if the range begins at byte 0
+        and the file ends within it.
     """
     start, stop = wanted
     if content_range is None:

@@ -26,6 +26,7 @@ probably wrong, or the network does not reach it."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
 _FIRST_ATTEMPT = 10.0  # most seconds of the first attempt
+# after these errors, no server has answered
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, errno.EREMOTEIO}
@@ -79,7 +80,7 @@ def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
 
 
 class WrongBodyError(Exception):
-    """The body of a response is cut, too long or of another range. The request is repeated."""
+    """The body of a response is cut short, too long or of another range. The request is repeated."""
 
 
 class RefusedError(Exception):
@@ -120,7 +121,7 @@ async def retried(
         failures = 0
         while True:
             allowed = seconds if reached or server in _reached else min(seconds, FIRST_CONTACT)
-            doublings = min(failures, 30)
+            doublings = min(failures, 30)  # 2**1024 would overflow a float
             left = max(0.001, begin + allowed - time.monotonic())
             time_limit = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2**doublings) if bounded else None
             activity.count("remote_requests", 1)
@@ -138,12 +139,12 @@ async def retried(
                 failure = error
             failures += 1
             elapsed = time.monotonic() - begin
-            if allowed - elapsed < _FIRST_PAUSE:
+            if allowed - elapsed < _FIRST_PAUSE:  # no time is left for another attempt
                 unreached = server if allowed < seconds else None
                 raise RequestFailedError(_explain(failures, elapsed, seconds, failure, unreached)) from failure
             activity.request_failed(_describe(failure))
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
-            await asyncio.sleep(min(pause, (allowed - elapsed) / 2))
+            await asyncio.sleep(min(pause, (allowed - elapsed) / 2))  # half of the time is left for the next attempt
     finally:
         _inside_attempt.reset(token)
 

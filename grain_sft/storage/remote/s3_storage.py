@@ -11,17 +11,20 @@ _BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a resp
 
 
 class S3Storage(S3FileSystem):
-    """s3fs file system that reads a range of one version of an object."""
+    """s3fs file system that can read a range of one version of an object (a file in a bucket)."""
 
     async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
-        """Return the bytes of a range of an object, plus one byte if the server sends too many. Fill `headers`."""
+        """Return the bytes of a range of an object, plus one byte if the server sends more than the range.
+
+        Set `headers` to the object's size and version.
+        """
         bucket, key, version_id = self.split_path(wanted.path)
         options = dict(self.req_kw)
         if version_id:
             options["VersionId"] = version_id
         kind, _, tag = (wanted.version or "").partition(" ")
         if kind == "ETag":
-            options["IfMatch"] = tag
+            options["IfMatch"] = tag  # the server refuses an object with another tag
         byte_range = f"bytes={wanted.start}-{wanted.stop - 1}"
         response = await self._call_s3("get_object", Bucket=bucket, Key=key, Range=byte_range, **options)
         body = response["Body"]
