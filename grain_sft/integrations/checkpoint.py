@@ -80,7 +80,8 @@ class CheckedIterator(Stateful, PipelineIterator):
 
     Args:
       pipeline: Run of this host.
-      start_step: Step of the first batch. If the number of hosts divides only later batch sizes, give the checkpoint's step.
+      start_step: Step of the first batch. The number of hosts has to divide the batch size of this step. If it divides only
+        later batch sizes of a schedule, give the checkpoint's step, because the default 0 would be an error.
       allow_other_data: Whether to accept a state of other data.
       **options: Options of `Pipeline.iter`.
     """
@@ -162,7 +163,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
       StorageError, CorpusFileError: The file can't be written or read.
     """
     now, recorded = data_state(pipeline, step), read_record(path)
-    runs = [run for run in recorded if run[_STEP] < step]
+    runs = [run for run in recorded if run[_STEP] < step]  # each has the first step that used its data
     data_before = runs[-1] if runs else now
     resume_step({**data_before, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
     # the check above compared only steps before `step`; later steps may differ, such as in withdrawn documents

@@ -38,9 +38,10 @@ class ContextOrder:
             raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change one of the two numbers.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return the ranges of a row's columns that make the columns [start, stop) of the global array.
+        """Return the ranges of a row's columns that, joined in this order, make the columns [start, stop) of the global array.
 
-        Example: 2 shards, and a row of 16 tokens. Columns [0, 8) of the array are columns [0, 4) and [12, 16) of the row.
+        `length` is the number of columns of the row. Example: 2 shards, and a row of 16 tokens. Columns [0, 8) of the array are
+        columns [0, 4) and [12, 16) of the row.
         """
         if self.shards == 1:
             return [(start, stop)]
@@ -48,6 +49,6 @@ class ContextOrder:
         ranges: list[Columns] = []
         for place in range(start // size, -(-stop // size)):  # number of a chunk in the array
             chunk = place // 2 if place % 2 == 0 else 2 * self.shards - 1 - place // 2  # the chunk's number in the row
-            shift = (chunk - place) * size
+            shift = (chunk - place) * size  # from a column of the array to the column of the row
             ranges.append((max(start, place * size) + shift, min(stop, (place + 1) * size) + shift))
         return ranges

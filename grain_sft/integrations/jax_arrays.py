@@ -26,7 +26,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates an iterator and requests the same batches.
 
     Slot g of the global batch is row g of the global array, for any sharding. A process reads only the rows and columns that
-    the sharding puts on its devices. It reads whole rows if `loaders` is given, or if `Pipeline.reads_columns` is False.
+    the sharding puts on its devices. It reads whole rows if `loaders` is given, or if the pipeline's layout or transforms need
+    whole rows (`Pipeline.reads_columns` is False).
 
     Threads transfer the next batches while the trainer computes a step. The state is the same for any number of processes.
 
@@ -80,7 +81,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         """Placements by (first step of a stage, number of rows of a batch), and then by number of columns, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
-            # whether each process reads only the columns on its devices
+            # Whether each process reads only the columns on its devices. Arrays of different widths, such as prompts and
+            # responses, have no columns in common.
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
             for batch_rows, width in shapes:
                 rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
@@ -118,6 +120,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return ReadAhead(make, start=step, end=self._end, ahead=self._prefetch, threads=self._threads, name=name)
 
     def _is_writer(self, step: int) -> bool:
+        """Return whether this process writes the files of observers for all processes."""
         return self._placement(step).writer == jax.process_index()
 
     def _make_now(self, step: int) -> GlobalBatch:
@@ -125,11 +128,12 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
             batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
-        if self.pipeline.first_steps.left:
+        if self.pipeline.first_steps.left:  # number of batches that are still to check
             self._check_loss(step, batches)
         batches = [self._prepared(step, block, batch) for block, batch in zip(blocks, batches, strict=True)]
         global_batch = {}
         for key, array in batches[0].items():
+            # None: a block of some columns is narrower than the global array, and all arrays then have one width
             width = array.shape[1] if blocks[0].columns is None else None
             global_batch[key] = self._placement(step, width).put([batch[key] for batch in batches])
         return global_batch
@@ -150,6 +154,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
         """Give the batch to `first_steps`, which warns if no target of the first batches takes loss."""
+        # `takes_loss` returns None if the keys of a batch do not state it
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:  # other columns may take loss
             batch = self.pipeline.read(step, self.rows(step))
@@ -168,7 +173,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
 
 def _shapes(stage: Pipeline) -> Iterable[tuple[int, int]]:
-    """Return the shape (rows, columns) of each array that a stage's batches may have."""
+    """Return the different shapes (rows, columns) of the arrays in a stage's batches."""
     layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
     if any(trait(each, "trims_columns") for each in stage.transforms):
         raise PipelineError(f"a transform cuts each batch to a length of its own: {stage.transforms!r}. Remove it.")
@@ -185,5 +190,5 @@ def _shapes(stage: Pipeline) -> Iterable[tuple[int, int]]:
 
 def row_widths(stage: Pipeline) -> dict[str, int]:
     """Return the row length of each two-dimensional array of a stage's batches, by key."""
-    batch = stage.read(stage.first_step, np.zeros(0, np.int64))
+    batch = stage.read(stage.first_step, np.zeros(0, np.int64))  # a batch without rows has the same widths
     return {key: np.shape(array)[1] for key, array in batch.items() if np.ndim(array) > 1}

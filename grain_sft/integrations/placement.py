@@ -16,7 +16,7 @@ from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.context_order import Columns, ContextOrder
 
-Index = tuple[slice, ...]
+Index = tuple[slice, ...]  # part of a global array, as JAX states it: a slice of rows and a slice of columns
 Shape = tuple[int, int]  # shape [rows, L] of a global array
 GlobalBatch = dict[str, jax.Array]
 """Global arrays [rows, L] by key, as in a pipeline's batch."""
@@ -130,10 +130,10 @@ class DirectPlacement(Placement):
         self.sharding, self.shape, self.writer, self._order = sharding, shape, mine.first, order
         self.reads = mine.rows[mine.rows < batch_rows]
         self.blocks = _blocks(mine, batch_rows, order) if divides else [Block(self.reads, None)]
-        self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
+        self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]  # first column of each block
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. Each range of columns that `sources` returns is inside one of `blocks`."""
+        """See `Placement.part`. Each range of columns that `ContextOrder.sources` returns is inside one of `blocks`."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])
@@ -182,7 +182,8 @@ class LoaderPlacement(Placement):
     """
 
     def __init__(self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]) -> None:
-        self._sources = order.sources(0, shape[1], shape[1])  # joined, these columns of the batch make the array's
+        # ranges of columns of the batch; joined in this order, they are the columns of the global array
+        self._sources = order.sources(0, shape[1], shape[1])
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
@@ -201,7 +202,7 @@ class LoaderPlacement(Placement):
         self.blocks = [Block(self.reads, None)]
 
         def spread(array: jax.Array) -> jax.Array:
-            # the slots after the batch have a row that does not exist, so they are filled
+            # a row of the global array after the batch asks for a row that `array` lacks, so it is filled with zeros
             return array.at[row_of_slot].get(mode="fill", fill_value=0)
 
         self._spread = jax.jit(spread, out_shardings=sharding)
@@ -209,7 +210,7 @@ class LoaderPlacement(Placement):
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
         """See `Placement.part`. A part is all rows of one device; a device that is not a loader's gets only zeros."""
         first_row, _, _ = index[0].indices(self.shape[0])
-        device = first_row // self._device_rows
+        device = first_row // self._device_rows  # number in the order of the sharding's devices
         rows = arrays[0][slice(*self._device_of_read.searchsorted((device, device + 1)))]
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._device_rows)
 

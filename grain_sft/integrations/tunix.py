@@ -39,7 +39,7 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
       PipelineError: The checkpoint belongs to a run on other data.
       RowIndexError: The data end before the checkpoint's step.
     """
-    trained: int = trainer.iter_steps
+    trained: int = trainer.iter_steps  # number of batches that the checkpoint has trained on
     batches.seek(trained)
     folder = trainer.config.checkpoint_root_directory
     if folder:
@@ -83,8 +83,8 @@ def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows lengt
     # padding attends to padding, so that no row of the mask is empty
     mask = causal & (segments[:, :, None] == segments[:, None, :])
     logits, _ = model(batch["inputs"], batch["inputs_position"], None, mask)
-    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
+    log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
+    losses = -jnp.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
     return jnp.where(batch["targets_segmentation"] != 0, losses, 0)
 
 

@@ -69,6 +69,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
         if token is not None and token >= config.vocab_size:
             problem = f"{name} is {token}, but MaxText's vocab_size is {config.vocab_size}"
             raise ConfigError(f"{where}: {problem}. Set vocab_size to at least the tokenizer's vocabulary size.")
+    # a transform may divide the one segment of a row into several
     divided = any(trait(transform, "divides_segments") for transform in pipeline.transforms)
     one_segment = not divided and all(part.one_segment for part in layout.parts.values())
     if not (config.packing or trainer.of_pairs or one_segment):
@@ -77,7 +78,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 
 def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
-    """Refuse batches that lack an array, or have rows of a length that MaxText does not expect."""
+    """Refuse batches without one of the arrays that MaxText needs, and arrays with rows of another length."""
     widths, expected = row_widths(pipeline), trainer.widths(config)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
@@ -98,7 +99,7 @@ def _check_responses(layout: Layout, where: str) -> None:
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
-        # segment 1 is the prompt; an empty response has no piece
+        # segment 1 is the prompt, and segments 2 and 3 are the two responses; an empty response has no piece
         responses = np.bincount(pieces.row[pieces.segments_and_positions[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document

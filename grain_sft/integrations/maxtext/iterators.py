@@ -36,6 +36,7 @@ class MaxTextBatches(GlobalBatches):
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
 
     def _offer(self) -> int:
+        """See `StepIterator._offer`, the part of `next` that makes the batch. Store its error in `failure`."""
         try:
             return super()._offer()
         except Exception as error:
@@ -149,6 +150,7 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
+            # rows after those of the batch are only zeros, which no process has to read
             if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
                 problem = f"row {its_rows[0]} of the global batch is on process {process}"
                 reason = f"MaxText's loaders are processes {list(loaders)}"
@@ -170,9 +172,9 @@ def first_step(config: Any, trainer: Trainer) -> int:
 
 
 def continue_at(step: int, config: Any, batches: GlobalBatches, options: Options, loaders: Sequence[int]) -> None:
-    """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
+    """Continue with the batches of MaxText's `step`, and record the data of the run (`record_run`).
 
-    The first of the processes `loaders` writes the record.
+    The record is next to the folder of the checkpoints. The first of the processes `loaders` writes the record.
 
     Raises:
       PipelineError: The steps before `step` used other data.

@@ -77,6 +77,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
     except ImportError as error:
         fix = "Use Python 3.12, and install what docs/maxtext.md lists"
         raise MissingExtraError(f"MaxText can't be imported ({error}). {fix}.") from error
+    # the two modules to patch, each with a copy of its attributes
     originals = [(patched, dict(vars(patched))) for patched in (interface, module)]
     try:
         interface.make_olmo_grain_train_iterator = run.make_training

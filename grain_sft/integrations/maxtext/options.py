@@ -55,7 +55,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`. Without a path, raise a ConfigError that calls the missing file `noun`."""
+        """Return the path in the option `name`. Without a path, raise a ConfigError that says what is missing: `noun`."""
         path: str = getattr(self, name)
         if not path:
             name = PREFIX + name

@@ -9,12 +9,13 @@ from grain_sft.errors import ConfigError
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches of texts, int32 [rows, L]."""
 PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
-"""Keys of MaxText's batches of preference pairs: int32 [rows, P] for prompts, [rows, max_target_length - P] for responses."""
+"""Keys of MaxText's batches of preference pairs: int32 [rows, P] for prompts, and [rows, max_target_length - P] for responses.
+P is MaxText's `dpo.max_prompt_length`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer of MaxText. The methods of this class fit pre-training.
+    """A trainer of MaxText. The methods of this class fit pre-training. Their argument `config` is MaxText's config.
 
     Pre-training reads one batch per step, which has all micro-batches. It writes checkpoint N after step N, counted from 0.
 
