@@ -5,7 +5,7 @@ from collections.abc import Callable
 from grain_sft.errors import LayoutError
 from grain_sft.layout.checked_pieces import check_layout, check_repeated, checked_pieces
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.layout import BEGIN_OF_ROW, RECEIPT_VERSION, Layout, digest
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, digest
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
@@ -55,7 +55,7 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 """Layouts by their kind in a config. The constructor's arguments after `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS", "BEGIN_OF_ROW", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",

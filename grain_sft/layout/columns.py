@@ -4,7 +4,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
+from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
@@ -44,8 +44,6 @@ class ColumnsLayout(Layout):
         self.sequence_length, self.first_column = stop - start, start
         for name in _SAME_TRAITS:
             setattr(self, name, getattr(layout, name))
-        if layout.row_segments is not None:
-            self.row_segments = self._row_segments
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -67,25 +65,6 @@ class ColumnsLayout(Layout):
     def mean_segments(self) -> float:
         """Estimated mean number of segments in a row. The estimate assumes that segments end equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
-
-    def _row_segments(self, row: int) -> RowSegments:
-        """Return the segments of a row in these columns.
-
-        A read with this method is faster than with `pieces`: 0.5 ms instead of 0.7 ms for 32,768 of 131,072 columns of 8 rows.
-        """
-        assert self._layout.row_segments is not None
-        starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
-        column = 0  # column of the whole row at which the segment begins
-        for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
-            position = max(0, self.first_column - column)  # number of the segment's tokens before these columns
-            num_tokens = min(length, self._stop - column) - position  # 0 or less if the segment is outside these columns
-            if num_tokens > 0:
-                if not starts:
-                    begin = number, position
-                starts.append(start + position)
-                lengths.append(num_tokens)
-            column += length
-        return starts, lengths, begin
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the whole rows that have a token of `documents`, even if these columns have none."""

@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 RECEIPT_VERSION = 2
 """Version of the hashes in receipts. Increase it if hashes cover other values, or are computed in another way."""
 
-RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row, as a tuple (starts, lengths, begin).
-
-`starts` has the token offset of each segment in the corpus, and `lengths` the number of its tokens. `begin` is `BEGIN_OF_ROW`,
-except in a `ColumnsLayout`, which has only some columns of each row. There, it is the number of the row's segments that end
-before these columns, and the position of their first token in its segment: (2, 5) for position 5 of the third segment.
-"""
-
-BEGIN_OF_ROW = (0, 0)
-"""`begin` in the `RowSegments` of a whole row."""
+RowSegments = tuple[list[int], list[int]]
+"""Segments of a row: the token offset of each segment in the corpus, and the number of its tokens."""
 
 _BLOCK_ROWS = 1 << 16  # number of rows whose pieces are hashed, counted or searched at a time
 

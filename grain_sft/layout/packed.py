@@ -14,7 +14,7 @@ from grain_sft.arguments import as_integer, as_paths, check_type
 from grain_sft.corpus import Corpus, DocumentFinder
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
+from grain_sft.layout.layout import Layout, RowSegments
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, join_parts, pieces_of
@@ -209,7 +209,7 @@ class PackedLayout(Layout):
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
         segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
-        return plan.start[segments].tolist(), plan.length[segments].tolist(), BEGIN_OF_ROW
+        return plan.start[segments].tolist(), plan.length[segments].tolist()
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1:

@@ -5,7 +5,7 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
+from grain_sft.layout.layout import Layout, RowSegments
 from grain_sft.layout.pieces import LeftOut, Pieces, check_documents, pieces_of
 from grain_sft.types import Ints
 
@@ -51,7 +51,7 @@ class PaddedLayout(Layout):
         return len(self._document)
 
     def row_segments(self, row: int) -> RowSegments:
-        return [self._start.item(row)], [self._length.item(row)], BEGIN_OF_ROW
+        return [self._start.item(row)], [self._length.item(row)]
 
     def pieces(self, rows: Ints) -> Pieces:
         column, segment = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64)

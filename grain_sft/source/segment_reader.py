@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from grain_sft.layout import BEGIN_OF_ROW, Layout
+from grain_sft.layout import Layout
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.storage import RowPieces, ShardReader
 from grain_sft.types import Array, Ints
@@ -54,19 +54,16 @@ class SegmentRow:
         # with an attribute for each view, a batch takes 0.9 % longer (`bench --only packed`)
         self._views = len(targets), counting, segments, segments.data, positions, positions.data, target_segments.data
 
-    def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[int, int] = BEGIN_OF_ROW) -> None:
+    def fill(self, ends: list[int], take_loss: bool) -> None:
         """Fill positions and segment ids. The columns after the last segment are padding.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          row_begin: Number of segments that end before the row, and position of the row's first token, as in
-            `Layout.row_segments`. Both are 0, except in a row that holds only some columns of a longer row.
         """
         length, counting, segments, segments_data, positions, positions_data, target_segments = self._views
-        segments_before, first_position = row_begin
-        begin, last_id = 0, segments_before + len(ends)
-        ids = _IDS if not segments_before and last_id <= len(_IDS) else range(segments_before + 1, last_id + 1)
+        begin = 0
+        ids = _IDS if len(ends) <= len(_IDS) else range(1, len(ends) + 1)
         for segment_id, end in zip(ids, ends):  # noqa: B905
             segments[begin:end] = segment_id
             begin = end
@@ -81,8 +78,6 @@ class SegmentRow:
             if take_loss:
                 target_segments[end - 1] = 0
             begin = end
-        if first_position and ends:
-            positions[: ends[0]] += first_position
 
     def shift(self) -> None:
         """Fill the targets: the next input for each column, and 0 for the last column."""
@@ -119,16 +114,14 @@ class SegmentReader:
         fit, check = True, shifted and not self._fits_int32
         batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
         inputs, targets, positions, segments, target_segments = stacked
-        row_pieces, row_ends, row_begins = [], [], []
+        row_pieces, row_ends = [], []
         for number, row in zip(rows.tolist(), batch_rows, strict=True):
-            starts, lengths, row_begin = self._row_segments(number)
+            starts, lengths = self._row_segments(number)
             ends = list(itertools.accumulate(lengths))
             row_ends.append(ends)
-            row_begins.append(row_begin)
             row_pieces.append(self._in_shards(starts, ends, row.memory))
         # `ShardReader.fill` yields after each row
-        filled = zip(self._reader.fill(row_pieces), batch_rows, row_ends, row_begins)  # noqa: B905
-        for _, row, ends, row_begin in filled:
+        for _, row, ends in zip(self._reader.fill(row_pieces), batch_rows, row_ends):  # noqa: B905
             padding_begin = ends[-1] if ends else 0
             if padding_begin < self._length:
                 row.tokens[padding_begin:] = self._pad
@@ -136,7 +129,7 @@ class SegmentReader:
                 row.inputs[...] = row.tokens
             if check and np.minimum.reduce(row.inputs) < 0:  # a uint32 of 2**31 or more
                 fit = False
-            row.fill(ends, shifted, row_begin)
+            row.fill(ends, shifted)
             if shifted:
                 row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), row_ends, fit
