@@ -6,7 +6,6 @@ Algorithm `multipack` makes the batches of OpenChat's own sampler (tests/golden/
 import hashlib
 import importlib
 import itertools
-import sys
 from collections.abc import Sequence
 from unittest import mock
 
@@ -161,20 +160,10 @@ def test_few_rows_of_several_documents_occur_in_two_epochs(count, median, capaci
 
 GOLDEN = golden_values("multipack_batches.json")["cases"]
 
-SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
 
-
-@pytest.mark.parametrize(
-    ("case", "few"),
-    [*((case, 384) for case in MULTIPACK_CASES), *((case, 0) for case in SMALL)],
-    ids=lambda value: getattr(value, "name", f"loop up to {value} rows"),
-)
-def test_batches_are_openchats(case, few, monkeypatch):
-    """Rows are compared by the lengths of their documents. If no lengths are equal, the documents of rows are compared too.
-
-    Batches of up to `few` rows are filled by a loop, and larger batches by a tree.
-    """
-    monkeypatch.setattr(sys.modules["grain_sft.layout.packing.multipack"], "_FEW", few)
+@pytest.mark.parametrize("case", MULTIPACK_CASES, ids=lambda case: case.name)
+def test_batches_are_openchats(case):
+    """Rows are compared by the lengths of their documents. If no lengths are equal, the documents of rows are compared too."""
     lengths, golden = multipack_lengths(case), GOLDEN[case.name]
     digest = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
     assert digest == golden["corpus"], "numpy draws other lengths than it did"
