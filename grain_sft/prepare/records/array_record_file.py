@@ -74,7 +74,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordEr
             yield features
         else:
             error = RecordError("the record is not a tf.train.Example with features, as most of the first records are.")
-            error.record = record
+            error.record = record  # the rejected record is stored as these bytes
             yield error
 
 

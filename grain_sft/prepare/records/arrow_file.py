@@ -15,7 +15,7 @@ from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Un
 from grain_sft.storage import files
 
 _MAGIC = b"ARROW1"
-_FILE_HEAD = _MAGIC + b"\0\0"
+_FILE_HEAD = _MAGIC + b"\0\0"  # a file pads its first magic to 8 bytes
 _CONTINUATION = b"\xff\xff\xff\xff"  # first bytes of a message
 _END_OF_STREAM = _CONTINUATION + bytes(4)  # a message of length 0
 _ROWS = 1024  # rows converted at once
@@ -33,6 +33,7 @@ def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[
     parts, dictionaries_change = _parts(Scanner(path, size, min_bytes, report))
     if parts and dictionaries_change:  # `rows` reads a part with the first dictionaries only, so the file is one part
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
+    # the only part of a file begins at byte 0, and so has the bytes before the first record batch itself
     return tuple(parts), str(_head_size(path, size)) if len(parts) > 1 else ""
 
 

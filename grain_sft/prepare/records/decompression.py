@@ -69,13 +69,13 @@ def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -
 
 def _decoder(path: str, compression: str) -> Any:
     if compression == "gzip":
-        return zlib.decompressobj(zlib.MAX_WBITS | 16)
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: zlib's flag for the format gzip
     zstandard = import_extra("zstandard", f"{path}: reading .zst files", "zstandard", "zstd")
     return zstandard.ZstdDecompressor().decompressobj()
 
 
 class _Reader:
-    """Reader of a compressed file that only moves forward."""
+    """Reader of a compressed file that only moves forward. `offset` is the first decompressed byte that it can still return."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)

@@ -99,10 +99,11 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
 
 def scan_unit(entry: Input, unit: Unit) -> Unit:
     """Return `unit` with its number of records and the hash of its bytes."""
-    if unit.digest:
+    if unit.digest:  # a reader that cuts between records has counted and hashed them already
         return unit
     data, own_data = _read_unit(entry, unit)
     # a line begins at byte 0 of the file, and after each newline that is not the last byte of `data`
+    # only plain lines are counted here; a unit of another kind has its count, and lacks only the hash
     records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0) if entry.kind == "jsonl" else unit.records
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 

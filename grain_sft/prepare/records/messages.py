@@ -24,7 +24,7 @@ _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked
 """All keys of masks. A key outside `_MASKS` may mean something else, as in `"train": "ICE 71"`. Its value is a mask only if it
 is true, false, 1 or 0."""
 
-# Keys of masks that can't become weights. The value `true` may mean "no loss", or the mask applies to parts of a message.
+# Keys of masks that `--schema` can't map to the weight: `true` may mean "no loss", or the mask applies to parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _TURN_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ("system", "tool", "user", "assistant")}
 _TURN_KEYS = frozenset(("from", "value", "weight"))
@@ -60,6 +60,7 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
 
 
 def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
+    """Return one message {"role", "content", ...}. `where` is its place in the record, such as "messages[2]"."""
     others = {key: value for key, value in entry.items() if key not in ("role", "content") and value is not None}
     if exact and others:
         key = next(iter(others))

@@ -72,7 +72,7 @@ def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
             continue
         rows_of_part = max(1, missing * PART_BYTES // max(1, group.total_byte_size))
         for batch in file.iter_batches(min(_BATCH, rows_of_part), [number]):
-            yield from rows_of(batch.slice(skip))
+            yield from rows_of(batch.slice(skip))  # no rows if `skip` is beyond the batch
             skip = max(0, skip - batch.num_rows)
             missing -= batch.num_rows
         if missing:  # pyarrow yields the rows of damaged columns up to the damage

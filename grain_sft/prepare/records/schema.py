@@ -225,6 +225,7 @@ def _messages_of(record: Record, key: str, role: str) -> list[Message]:
 
 
 def _untrained(messages: Iterable[Message]) -> list[Message]:
+    """Return `messages` with the weight 0 for those of the assistant; other roles take no loss anyway."""
     return [replace(message, weight=0.0) if message.role.startswith("assistant") else message for message in messages]
 
 
@@ -256,6 +257,7 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 
 def _detect(record: Record) -> str:
+    """Return the name of the schema that a record's keys show."""
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
     # Parquet and some tools write null for absent keys, so schemas whose signs are not null take precedence
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]

@@ -20,7 +20,8 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 def renamed(record: Record, names: Mapping[str, str], keys: Collection[str], turn_keys: Collection[str]) -> Record:
     """Return `record` with the keys of the schema instead of those of the file. `names` is {schema's key: file's key}.
 
-    The keys in `turn_keys` are renamed in each message. The others, which are in `keys`, are renamed in the record itself.
+    `keys` are the schema's keys of a record, and `turn_keys` those of a message. The keys in `turn_keys` are renamed in each
+    message, and those in `keys` in the record itself.
     """
     names_in_turns = {key: source for key, source in names.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in names.items() if key in keys}, "the record")

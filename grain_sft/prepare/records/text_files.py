@@ -72,6 +72,7 @@ def elements(data: bytes) -> Iterator[bytes]:
 
 
 def _parts_of_lines(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
+    """Yield the parts of a file of lines. `pieces` has its decompressed bytes, then b""."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
     offset = 0
     line = 1  # number of the first line in `data`
@@ -92,6 +93,7 @@ def _parts_of_lines(path: str, pieces: Iterator[bytes], min_bytes: int) -> Itera
 
 
 def _part_of_text(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
+    """Yield the only part of a text."""
     data = bytearray()
     for piece in pieces:
         data += piece

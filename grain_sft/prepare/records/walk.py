@@ -14,7 +14,7 @@ _COMPRESSION = r"\.(gz|zst|bz2|xz)"  # `decompression` refuses the last two
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json)({_COMPRESSION})?$|\.(parquet|arrow|feather)$", re.IGNORECASE)
 ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 TEXT_NAME = re.compile(rf"\.(txt|md)({_COMPRESSION})?$", re.IGNORECASE)  # a text is one document
-_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
+_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of Hugging Face datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata, but only in a folder that also has dataset_info.json
 _PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
 _REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` has the rejected records of the prepared corpus `chats`
@@ -66,8 +66,9 @@ def _is_rejected(path: str) -> bool:
 def _files_below(folder: str) -> list[str]:
     """Return the files that a folder names, sorted. See `expand`."""
     folders_of = dict(_remote_files(folder) if files.is_remote(folder) else _local_files(Path(folder), (), frozenset()))
+    # folders of the prepared corpora
     prepared = {folders for path, folders in folders_of.items() if files.name_of(path) == _PREPARED}
-    if () in prepared:
+    if () in prepared:  # `prepare.json` is in the input folder itself
         raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:

@@ -22,7 +22,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
-_OFTEN_UNREAD = (CALLS, ("functions",), ("think",))  # keys of calls, of tools, and of thoughts
+_OFTEN_UNREAD = (CALLS, ("functions",), ("think",))  # alternative keys of calls; keys of tools; keys of thoughts
 _OFTEN_LEFT_OUT = ("system", "developer", "function", "tool", "ipython", "environment")  # roles that some templates ignore
 
 
@@ -50,13 +50,15 @@ class Chat(Template):
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text, self.name)
+        # `empty_ids`: the tokenizer adds BOS to texts. But the template would write nothing for the unnamed `bos_token`.
         if tokenizer.bos_token_id is None and tokenizer.empty_ids and "bos_token" in self._chat.source:
             problem = "the chat template writes a BOS, which no file of the tokenizer names"
             raise PrepareError(f"template {self.name}: {problem}. Give its folder with the tokenizer_config.json.")
+        # `encodes_whole_chats`: the library (Hugging Face's) finds the control tokens in a chat itself
         self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
         # the texts around the contents are often the same in chats with the same roles
         self._find = functools.lru_cache(maxsize=KEPT)(self._encoder.find)
-        # without `encodes_whole_chats`, the encoder adds an EOS that takes loss
+        # `ChatPieces` may add an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
             logging.warning("%s, so a model does not learn to end its turn. Give a template that ends turns.", problem)
@@ -72,6 +74,7 @@ class Chat(Template):
         self.check(conversation)
         system = [{"role": "system", "content": conversation.system}] if conversation.system else []
         messages = [*system, *map(_as_dict, conversation.messages)]
+        # indices in `messages` of the messages that take loss
         learned = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
@@ -192,6 +195,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
+    """Return messages without `keys`. An empty value stays, because a template that ignores it loses nothing."""
     return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 

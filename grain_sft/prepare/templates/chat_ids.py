@@ -1,6 +1,7 @@
 """Encoders of rendered chats to token ids and loss.
 
-An encoded chat must have the control tokens, such as `<|im_end|>`, that its template writes, and no others.
+Control tokens are the special tokens in a chat, such as `<|im_end|>`. An encoded chat must have the control tokens that its
+template writes, and no others.
 """
 
 import abc
@@ -29,11 +30,12 @@ class UnexpectedControlError(RecordError):
 
 
 class Encoder(abc.ABC):
-    """Encoder of rendered chats with one tokenizer. `special` finds the tokenizer's special tokens in texts."""
+    """Encoder of rendered chats with one tokenizer. Its attribute `special` finds the tokenizer's special tokens in texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
         self._tokenizer: Any = tokenizer
+        # spelling of each special token by its id, and whether an id is that of a special token
         self._spellings = {number: text for text, number in tokenizer.special_tokens.items()}
         self._is_control = np.zeros(tokenizer.vocab_size, np.bool_)
         self._is_control[list(self._spellings)] = True
@@ -59,6 +61,7 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError, for the first control token that is not expected."""
         ids = [control.id for control in controls]
+        # if the expected tokens are not `placed`, their indices may be wrong, so only the ids are compared
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
         if expected.placed:
@@ -77,7 +80,8 @@ class WholeChats(Encoder):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # ids of unknown characters
+        # ids of special tokens such as <unk>, which unknown characters of a text become
+        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:

@@ -57,9 +57,9 @@ def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str]
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
-    """Return the spans of what the assistant wrote in the messages `turns`, without the token that ends a turn.
+    """Return the spans of what the assistant wrote in some messages, without the token that ends a turn.
 
-    A message that the template leaves out has no span.
+    `turns` has the indices of these messages. A message that the template leaves out has no span.
 
     Raises:
       RecordError: The span of a turn can't be determined.
@@ -87,7 +87,7 @@ def _around_turns(
     for turn in turns:
         kept = {"role": messages[turn]["role"]} if whole else messages[turn]
         marked[turn] = {**kept, "content": marks.mark(turn)}
-    parts = marks.pattern.split(template.attempt(marked, tools) or "")
+    parts = marks.pattern.split(template.attempt(marked, tools) or "")  # texts at even indices, numbers of marks at odd ones
     return parts[::2] if parts[1::2] == [str(turn) for turn in turns] else None
 
 
@@ -112,7 +112,8 @@ def _spans_together(chat: RenderedChat, turns: Sequence[int]) -> Spans | None:
     spans = _spans_of(chat, turns, whole=True)
     if spans is None:
         return None
-    # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
+    # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss. It is the message
+    # after the call, so `stops` has the end of each turn with a call by the index of the result.
     stops = {turn + 1: stop for turn, (_, stop) in zip(turns, spans, strict=True) if any(map(chat.messages[turn].get, CALLS))}
     results = [result for result in stops if result < len(chat.messages)]
     places = _spans_of(chat, results, whole=False) if results else []
@@ -124,13 +125,17 @@ def _spans_together(chat: RenderedChat, turns: Sequence[int]) -> Spans | None:
 def _spans_of(chat: RenderedChat, turns: Sequence[int], *, whole: bool) -> Spans | None:
     """Return the spans of what the template writes for the contents of `turns`; None if they can't be determined.
 
+    The chat is rendered with marks in place of all contents, of every second one, and of the others. The first rendering gives
+    the gaps between the contents. The other two give the contents as the template writes them, between gaps.
+
     With `whole`, a span also has what the template writes for the other keys of a turn, such as calls.
     """
     around = functools.partial(_around_turns, chat.template, chat.messages, chat.tools, whole=whole)
     gaps, even, odd = around(turns), around(turns[::2]), around(turns[1::2])
     if gaps is None or even is None or odd is None:
         return None
-    # where only the other half of the turns is marked, a gap, the turn and a gap are between two marks
+    # `turns[1]` is not marked in `even`. There, the text between the marks of `turns[0]` and `turns[2]` is a gap, the turn, and
+    # a gap.
     parts = [(odd if number % 2 else even)[number // 2] for number in range(1, len(turns) + 1)]
     two_gaps = itertools.pairwise(gaps)
     texts = [part[len(gap) : len(part) - len(next_gap)] for part, (gap, next_gap) in zip(parts, two_gaps, strict=True)]

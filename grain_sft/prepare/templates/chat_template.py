@@ -12,9 +12,9 @@ from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]  # messages as chat templates read them
 Tools = Sequence[Any] | None
-Spans = list[tuple[int, int]]
+Spans = list[tuple[int, int]]  # pairs (start, stop) of indices of characters in a text
 
 # Markup that templates write around turns, as special tokens or as ordinary text.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
@@ -45,7 +45,8 @@ class ChatTemplate:
         self.compared = any_of(compared)
         self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": self._jinja.NO_DATE}
         eos = self._variables.get("eos_token")
-        self._eos = {eos} if isinstance(eos, str) else set()
+        self._eos = {eos} if isinstance(eos, str) else set()  # spelling of EOS
+        # whitespace and a special token, whose spelling is group 1
         self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
 
     def attempt(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str | None:
@@ -103,7 +104,10 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the template writes nothing after the last turn, as GLM's does; False if `marks_turns`."""
+        """Return whether the template writes nothing after the last turn, as GLM's does.
+
+        Return False if `marks_turns`: then the template itself states what takes loss.
+        """
         user, assistant = unused_characters(2, self.source)
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)

@@ -65,6 +65,7 @@ class Episode(PiecesTemplate):
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
+        """Return the block of one message. A tool call is a block of the assistant."""
         extra, block = message.extra or {}, message.role
         content: list[Piece] = [(message.content, loss)]
         think = self._inner("think", extra.get("think"), loss)

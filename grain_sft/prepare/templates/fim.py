@@ -65,6 +65,7 @@ class FillInTheMiddle:
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
             return self._permuted(text, next(draws), self._options.fim_rate) if text else [(text, 1.0)]
+        # of several fragments, the text's draws decide only whether fragments may change
         if next(draws)[0] < self._options.fim_rate * 2**64:
             kept = [*filter(None, fragments[:-1]), fragments[-1]]
             rate = self._options.fim_fragment_rate or 0.0
@@ -72,7 +73,7 @@ class FillInTheMiddle:
         else:
             parts = [[(fragment, 1.0)] for fragment in fragments]
         pieces = [piece for part in parts for piece in (*part, self._split_piece)]
-        return pieces[:-1]
+        return pieces[:-1]  # without the split token after the last part
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
         """Return the pieces of a text or a fragment. `rate` is the probability that the middle moves to the end."""
@@ -98,7 +99,10 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the three tokens `names`. The default is the first of `_SPELLINGS` that the tokenizer has."""
+    """Return the ids of three tokens, from their spellings or ids in `names`.
+
+    Without `names`, return those of the first entry of `_SPELLINGS` whose tokens the tokenizer has.
+    """
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

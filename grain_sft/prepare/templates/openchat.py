@@ -1,5 +1,6 @@
 """The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
+A record may have a condition, such as "GPT4 Correct", which comes before each `User:` or `Assistant:`.
 `<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss weight of its text and of the
 `<|end_of_turn|>` after it. The default is 1 for the assistant and 0 for the user. Source: `ochat/config` in imoneoi/openchat.
 """
@@ -29,7 +30,7 @@ class OpenChat(PiecesTemplate):
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
         (self._end,) = self.ids_of(["<|end_of_turn|>"])
-        self._bos = list(tokenizer.empty_ids)
+        self._bos = list(tokenizer.empty_ids)  # ids that the tokenizer's library adds to a text, such as BOS
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""

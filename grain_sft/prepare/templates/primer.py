@@ -34,7 +34,7 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the role's token, the text and `<|eot|>` for the system text and for each message."""
+        """Return three pieces for the system text and for each message: the role's token, the text, and `<|eot|>`."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
@@ -59,6 +59,8 @@ def render_chat_sft(
     tokenizer: PrimerTokenizer, messages: Sequence[Mapping[str, Any]], *, add_final_eot: bool = True
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a conversation, and a label for each token: the id, or -100 if the token takes no loss.
+
+    This is the function of niels_gpt's specification. It makes the ids of template primer, for other tokenizer objects too.
 
     Args:
       tokenizer: Tokenizer of the contents.

@@ -123,7 +123,10 @@ class Template(abc.ABC):
         return [is_learned and message.weight != 0 for is_learned, message in zip(learned, conversation.messages, strict=True)]
 
     def refuse_calls(self, conversation: Conversation, rendered: str = "") -> None:
-        """Refuse a conversation with tools, tool calls or thoughts, unless they are under the key `rendered`."""
+        """Refuse a conversation with tools, tool calls or thoughts.
+
+        `rendered` is the one key of these that the template renders; "" for none.
+        """
         # a second fix, which helps only with tool calls
         fix = dict.fromkeys(CALLS, " Or write calls in the role 'assistant_toolcall', for --template episode_tool.")
         if conversation.tools:
