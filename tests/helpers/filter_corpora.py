@@ -32,10 +32,9 @@ def documents_of(file: int) -> list[Tokens]:
 
 def write_files(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for file in range(FILES):
-        paths.append(folder / f"part_{file:02}.npy")
-        np.concatenate(documents_of(file)).astype("<u2").tofile(paths[-1])
+    paths = [folder / f"part_{file:02}.npy" for file in range(FILES)]
+    for file, path in enumerate(paths):
+        np.concatenate(documents_of(file)).astype("<u2").tofile(path)
     return paths
 
 

@@ -60,10 +60,9 @@ def test_batches_of_every_rank_are_those_of_olmo_cores_loader(tmp_path, seed):
     pytest.importorskip("olmo_core.data")
     length, batch, ranks = 64, 12, 3
     rng = np.random.default_rng(seed)
-    paths = []
-    for number, tokens in enumerate((64 * 40 + 7, 30, 64 * 25)):
-        paths.append(str(tmp_path / f"{number}.npy"))
-        rng.integers(0, 50000, tokens, np.uint16).tofile(paths[-1])
+    paths = [str(tmp_path / f"{number}.npy") for number in range(3)]
+    for path, tokens in zip(paths, (64 * 40 + 7, 30, 64 * 25), strict=True):
+        rng.integers(0, 50000, tokens, np.uint16).tofile(path)
     dataset = olmo_windows(paths, length, np.uint16)
     layout = WindowLayout(open_corpus(paths, dtype="uint16"), length)
     for rank in range(ranks):

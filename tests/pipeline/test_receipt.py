@@ -100,10 +100,9 @@ def test_the_width_of_tokens_changes_the_receipt(tmp_path):
 def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
     before = receipt(config)
     tokens, loss = DOCS[0]
-    codes = {before.code}
-    for name, document in (("tokens", ((tokens + 1) % 3 + 5, loss)), ("mask", (tokens, ~loss))):
-        codes.add(receipt(config, corpus={"path": str(write_olmo(tmp_path / name, [document, *DOCS[1:]]))}).code)
-    assert len(codes) == 3
+    changed = {"tokens": ((tokens + 1) % 3 + 5, loss), "mask": (tokens, ~loss)}
+    paths = [str(write_olmo(tmp_path / name, [first, *DOCS[1:]])) for name, first in changed.items()]
+    assert len({before.code, *(receipt(config, corpus={"path": path}).code for path in paths)}) == 3
     pipeline = load(config)
     object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)
     assert [line.split()[0] for line in pipeline.receipt.differences(before.parts)] == ["padding"]
@@ -135,10 +134,8 @@ def test_layouts_have_equal_receipts_exactly_if_their_rows_are_equal(tmp_path):
     random = np.random.default_rng(0)
 
     def corpus(name, lengths):
-        docs = []
-        for length in random.permutation(lengths):
-            tokens = np.append(random.integers(3, 900, length - 1), 2).astype(np.uint32)
-            docs.append((tokens, np.ones(length, bool)))
+        tokens = [np.append(random.integers(3, 900, length - 1), 2) for length in random.permutation(lengths)]
+        docs = [(each.astype(np.uint32), np.ones(len(each), bool)) for each in tokens]
         return open_corpus(write_olmo(tmp_path / name, docs, part_tokens=400), dtype="uint16", eos_token_id=2)
 
     no_ties, ties = corpus("no ties", range(3, 60)), corpus("ties", [7] * 300 + [9] * 300)

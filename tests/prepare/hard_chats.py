@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prepared import chat
+from prepared import chat, turns
 
 TEXTS = (
     "",
@@ -26,15 +26,10 @@ def chats() -> list[dict[str, Any]]:
     """Return records of the plain schema."""
     found = []
     for number, text in enumerate(TEXTS):
-        turns = []
-        for turn in range(1 + number % 4):
-            turns.append({"role": "user", "content": f"u{number}.{turn} {text}"})
-            turns.append({"role": "assistant", "content": f"a{number}.{turn} {text}"})
-        if number % 2:
-            turns.insert(0, {"role": "system", "content": f"s{number} {text}"})
-        if number % 5 == 4:
-            turns.append({"role": "user", "content": "and then?"})
-        found.append({"messages": turns})
+        texts = [f"{who}{number}.{turn} {text}" for turn in range(1 + number % 4) for who in "ua"]
+        messages = turns(*texts, *(["and then?"] if number % 5 == 4 else []))
+        system = [{"role": "system", "content": f"s{number} {text}"}] if number % 2 else []
+        found.append({"messages": [*system, *messages]})
     begins = {"messages": [{"role": "assistant", "content": "it begins"}, {"role": "user", "content": "it ends"}]}
     long = ("long text with words. " * 10_000)[:200_000]
     return [*found, begins, chat("", ""), chat(f"u {long}", f"a {long}"), chat("x" * 200_000, "😀" * 50_000)]
