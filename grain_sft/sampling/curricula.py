@@ -35,7 +35,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
     counts: Ints = rows // sizes
     where = f"curriculum {curriculum!r}, buckets of {rows.tolist()} rows in batches of {sizes.tolist()} rows"
     if curriculum == "natural":
-        if not counts[-1]:
+        if not counts[-1]:  # an epoch begins with a batch of the longest rows
             raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
         return counts
     if balanced:
@@ -95,7 +95,7 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
     shares = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
     subcycles = [round(share / sum(shares) * count) for share in shares]
-    subcycles[-1] += max(0, count - sum(subcycles))
+    subcycles[-1] += max(0, count - sum(subcycles))  # if rounding gave too many batches, `batch_counts` refuses them
     return subcycles
 
 
@@ -103,7 +103,7 @@ class _Epoch(NamedTuple):
     """Order of an epoch's rows, in parts. First comes a part for each step, with the rows that the step reads. Then comes a
     part for each bucket, with the rows that no step reads."""
 
-    bucket: Ints  # int64 [parts]
+    bucket: Ints  # int64 [parts], bucket of the part's rows
     first_row: Ints  # int64 [parts], index of the part's first row in the order of its bucket's rows
     begins: Ints  # int64 [parts], index in the epoch at which the part begins
 
@@ -144,7 +144,7 @@ class CurriculumSizes(ComputedSizes):
         return self.sizes[int(self.epoch(epoch).bucket[step_of_epoch])]
 
     def steps_of_one_size(self, step: int) -> int:
-        return 1
+        return 1  # the next step may read another bucket
 
     def of_steps(self, steps: Ints) -> StepRows:
         epochs, steps_of_epoch = np.divmod(steps, self.num_steps)

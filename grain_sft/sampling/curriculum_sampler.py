@@ -80,7 +80,9 @@ class CurriculumSampler(EpochSampler):
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
+        # The other batch sizes are multiples of `global_batch_size`. So it is enough that the hosts divide this size.
         super().__init__(BatchSizes(global_batch_size), host)
+        # the audit log records the name and the epoch seeds of order "olmo"; `_order` and `_bucket_orders` compute the order
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.row_lengths = tuple(length for length, _ in self.buckets)
         self._rows_before_bucket = np.cumsum(rows) - rows
@@ -91,6 +93,7 @@ class CurriculumSampler(EpochSampler):
         for length, num_rows in self.buckets:
             order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))
             self._bucket_orders.append(order(num_rows, seed=source.seed, cache_dir=cache_dir))
+        # These epochs have only the rows that steps read, so no step has rows of two epochs.
         epochs_of_stream = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
         self._set_stream(source, epochs_of_stream, self._rows_of, batching)

@@ -64,7 +64,7 @@ class EpochSampler(StreamSampler):
         epoch, begin = self._epochs.begin(step)
         block_start = self.host.index * self._block_rows if self.host_blocks else 0
         order_indices = indices + (block_start + begin)
-        if order_indices.max(initial=0) < block_start + self._block_rows:
+        if order_indices.max(initial=0) < block_start + self._block_rows:  # all rows are of one epoch
             return self._rows_at(epoch, order_indices)
         _, _, rows = self._read_block(np.full(len(indices), epoch), indices + begin, block_start)
         return rows
@@ -91,11 +91,11 @@ class EpochSampler(StreamSampler):
         if self.runs_on:
             return count
         rows_left = self._block_rows - self._epochs.begin(step)[1]
-        return min(count, rows_left // (size // self._num_blocks))
+        return min(count, rows_left // (size // self._num_blocks))  # without the last, partial step of the epoch
 
     def _begin(self, step: int) -> tuple[int, int]:
         epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
-        return epoch, rows * self._num_blocks
+        return epoch, rows * self._num_blocks  # `rows` are rows of one block
 
     def _span(self, epoch: int) -> EpochSpan | None:
         span = self._epochs.span(epoch, self.num_steps)

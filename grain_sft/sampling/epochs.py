@@ -61,13 +61,16 @@ class RunningEpochs:
 
         The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
         """
-        span = self.span(epoch, None) or EpochSpan(0, -1, 0)
+        span = self.span(epoch, None) or EpochSpan(0, -1, 0)  # without a step that reads the epoch: an empty range below
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))
         return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the step (-1 for none) and the slot that read each of `indices` of `epoch`: int64 [n] each."""
-        rows = indices + self._first_row(epoch)
+        """Return the step and the slot that read each of `indices` of `epoch`: int64 [n] each.
+
+        The step is -1 for an index that no step reads. The slot of such an index has no meaning.
+        """
+        rows = indices + self._first_row(epoch)  # numbers of rows from step 0 on; below 0 before the run
         steps = self._sizes.steps_of(np.maximum(rows, 0))
         return np.where(rows < 0, -1, steps), rows - self._sizes.of_steps(steps).before
 
@@ -83,6 +86,7 @@ class _Phase(NamedTuple):
     steps_per_epoch: int  # steps in each later epoch
 
     def begin(self, step: int) -> tuple[int, int]:
+        """See `RunningEpochs.begin`. `step` is not before the phase."""
         steps = step - self.step
         if steps < self.steps_left:
             return self.epoch, self.first_index + steps * self.size
@@ -132,6 +136,7 @@ class EndingEpochs(RunningEpochs):
     def steps_before(self, epoch: int) -> int:
         first_steps = (phase.first_step(epoch) for phase in self._phases)
         ends = [*self._sizes.steps[1:], math.inf]
+        # the first phase that reads `epoch` or a later epoch before the phase ends
         return next(first for first, end in zip(first_steps, ends, strict=True) if first < end)
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
@@ -144,6 +149,6 @@ class EndingEpochs(RunningEpochs):
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
         cuts = self.cuts(epoch)
-        number = np.searchsorted(cuts, indices, side="right") - 1
+        number = np.searchsorted(cuts, indices, side="right") - 1  # number of the step in the epoch, if a step reads the index
         is_read = (number >= 0) & (number < len(cuts) - 1)
         return np.where(is_read, self.steps_before(epoch) + number, -1), indices - cuts[number]

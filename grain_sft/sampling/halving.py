@@ -1,4 +1,4 @@
-"""Source of each row of a mixture, for weights whose `ScheduleTable` would be too long."""
+"""HalvingTree: the source of each row of a mixture, for weights whose `ScheduleTable` would be too long."""
 
 import dataclasses
 import math
@@ -116,7 +116,7 @@ class HalvingTree:
         return split, left, right
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """See `ScheduleTable.choose`."""
+        """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
         # (node, entries, node_rows): the rows `rows[entries]` are rows `node_rows` of `node`. A recursive
         # function would refer to itself, and so keep the arrays until a garbage collection.
@@ -145,7 +145,10 @@ class HalvingTree:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """See `ScheduleTable.find`. Rows from 2^62 - 1 on are returned as 2^62 - 1."""
+        """Return the row of the mixture that is row k of `source`, for each k in `numbers`. Both are int64 [n].
+
+        The result is -1 if the weight of the source is 0. Rows from 2^62 - 1 on are returned as 2^62 - 1.
+        """
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for split, left in reversed(self._paths[source]):

@@ -106,7 +106,8 @@ class IndexSampler(EpochSampler):
         else:
             epochs_of_block = EndingEpochs(block_rows, sizes_of_block, begin, fill=last_batch == "fill")
         costs_of_steps = None if costs is None else Costs(costs, epochs_of_block.cuts)
-        # in chunks, which have the same tokens in all stages: with rows of half the length, a chunk has twice as many rows
+        # Blocks are counted in chunks, because a stage with rows of half the length has twice as many rows for the same tokens,
+        # but as many chunks.
         batching = f"{num_blocks} blocks of {block_rows / self.chunk_size} chunks" if self.host_blocks else ""
         self._set_stream(source, epochs_of_block, source.rows_at(cache_dir, costs_of_steps), batching)
         if self.num_steps == 0:

@@ -32,7 +32,7 @@ class Mixture:
       on_exhausted: What happens after the last epoch of a source. A source's own `on_exhausted` takes precedence.
         - "repeat": Sources never end, so none may have `epochs`.
         - "stop": The mixture ends when its next row would come from the source that has no row left.
-        - "fail": The step that needs the missing row raises a SamplerError.
+        - "fail": A step that needs a row of a source that has none left raises a SamplerError.
         - "renormalize": The other sources divide the share of the ended source. The mixture ends when every source with a
           weight above 0 has ended, even if `schedule` gives another source a weight later.
       schedule: Pairs (step, weights by name). The weights hold from the step on. If a source is behind its share of
@@ -182,4 +182,5 @@ class Mixture:
         if (most := max(0, *changes, *filter(None, limits))) > MOST_ROWS:
             problem = f"a mixture counts its rows up to 2^62; found {most}"
             raise SamplerError(f"{problem}. Take fewer epochs, or earlier steps in the schedule.")
+        # without a value of `on_exhausted`, no source ends; all limits are then None
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending_sources() else ())

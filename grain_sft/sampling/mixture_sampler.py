@@ -42,7 +42,7 @@ class MixtureSampler(StreamSampler):
 
     Args:
       mixture: Sources, their orders and weights.
-      global_batch_size: Rows of a step, of all hosts together.
+      global_batch_size: Number of rows of a step, of all hosts together.
       host: This host, and the number of hosts.
       last_batch: Treatment of the last rows of a mixture that ends, if they don't fill a step: "drop" leaves them out, "fill"
         fills the step with `FILL_ROW`s, which are padding.
@@ -68,7 +68,7 @@ class MixtureSampler(StreamSampler):
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
-        self._paths: list[Path] = []  # path from `mixture` to the source of each stream
+        self._paths: list[Path] = []  # for each stream, the path from `mixture` to its source
         self._children: dict[Proportions, list[Proportions | int]] = {}
         """For each mixture, an entry for each source: its `Proportions` if it is a mixture, else the index of its stream."""
         self._proportions = self._add(mixture, "", 0, ())
@@ -142,6 +142,7 @@ class MixtureSampler(StreamSampler):
         last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
         spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
+        # Sources that never finish the epoch do not count. If none does, the result is the number of steps of the run, or 1.
         return max(ends, default=self.num_steps or 1)
 
     def _checked_step(self, step: int) -> int:

@@ -180,6 +180,7 @@ class Sampler(abc.ABC):
     @functools.cached_property
     def rows_per_host(self) -> int:
         """Number of rows that this host reads from a batch of `global_batch_size` rows."""
+        # an error names step 0 only if other steps may have another size
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 

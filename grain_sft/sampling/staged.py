@@ -51,6 +51,7 @@ class StagedSampler(Sampler):
         return self.stages[-1].num_steps
 
     def steps_of_epochs(self, epochs: int | None) -> int:
+        """See `Sampler.steps_of_epochs`. The epochs are those of the last stage."""
         return self.stages[-1].steps_of_epochs(epochs)
 
     def row_length(self, step: int) -> int | None:

@@ -143,7 +143,7 @@ class MappedSampler(Sampler):
         # each range of data steps, with the first row of `span` that these steps read, and the row after the last one
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
-        if not read:
+        if not read:  # all steps that read the epoch are skipped
             return EpochSpan(first_step, first_step - 1, 0)
         (first_range, first_row, _), (last_range, _, end_row) = read[0], read[-1]
         first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(end_row - 1, last_range)

@@ -37,8 +37,8 @@ class StreamSampler(Sampler):
         # The first computed step, and the rows of all computed steps [steps, rows]. They are one attribute,
         # because several threads replace them.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
-        self._last_step = -1
-        self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
+        self._last_step = -1  # last step whose rows `rows` computed
+        self._indices = functools.lru_cache(maxsize=8)(self._indices_of)  # by batch size
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:

@@ -26,7 +26,7 @@ from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, kept_by_epo
 from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
-_VERSION = 1
+_VERSION = 1  # version of the file format
 _SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21

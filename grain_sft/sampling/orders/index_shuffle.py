@@ -52,7 +52,8 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
     if last < 1 << bits - 2:
         following = _enciphered(np.arange(1 << bits, dtype=np.uint64), bits // 2, key, rounds).astype(np.int64)
         while (found := following[indices]).max(initial=0) > last:
-            following = np.where(following > last, following[following], following)  # twice as many times
+            # each pass doubles the number of times that a block outside the rows is enciphered
+            following = np.where(following > last, following[following], following)
         return found
     if len(indices) < _FEW:
         return np.array([index_shuffle(index, last, key, rounds) for index in indices.tolist()], np.int64)

@@ -33,7 +33,7 @@ def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
     return rows
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # arguments: path of the file, generator, seed, and `load_permutation`'s `key` as JSON
     target, generator, seed, depends = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
     try:
         artifact.save(Path(target), depends, {"rows": permutation(depends["rows"], generator, seed)})
