@@ -69,7 +69,7 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
     code = dtype_code(header_dtype)
-    allowed = (*codes, raw_dtype.str[1:])
+    allowed = (*codes, raw_dtype.str[1:])  # `str` is "<u4", and the code "u4"
     if code not in allowed:
         names = ", ".join(dict.fromkeys(np.dtype(code).name for code in allowed))
         problem = f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}"

@@ -36,9 +36,9 @@ class BoundaryFile(FileStamp):
       kind: Format of the file.
         - "csv": gzipped lines `start,end`. More columns are ignored.
         - "pairs": uint64 [documents, 2]. The columns are start and length.
-        - "starts": int64 [documents].
+        - "starts": int64 [documents], first tokens. Each document ends where the next begins.
         - "preference": uint64 [documents, 4]. The columns are start, length of the prompt, and lengths of the two responses.
-        - "megatron": an `.idx` file.
+        - "megatron": an `.idx` file. It lists sequences of tokens, and which sequences make each document.
       continues: Whether the shard's first document began in the shard before it; None if unknown.
       sequences: For "megatron", the range of sequences that the shard holds: (0, 9) for sequences 0 to 8; None for all.
     """
@@ -59,7 +59,7 @@ class BoundaryFile(FileStamp):
 
     @property
     def groups_sequences(self) -> bool:
-        """Whether each document is a group of sequences."""
+        """Whether each document is a group of sequences, as in Megatron's files."""
         return self.kind == "megatron"
 
 
@@ -87,7 +87,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             raise CorpusError(f"{problem}. Copy the file again.") from error
         if not block:
             break
-        if len(end_of_line) == _LONGEST_LINE:
+        if len(end_of_line) == _LONGEST_LINE:  # no newline within `_LONGEST_LINE` bytes
             last_line = line + block.count(b"\n")
             raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_quoted(end_of_line)}. Fix the line.")
         numbers = _parse_lines(path, line, block + end_of_line)

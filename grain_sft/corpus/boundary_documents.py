@@ -1,4 +1,4 @@
-"""Documents of a corpus that has boundary files.
+"""Documents of a corpus that has boundary files, which list where the documents of each shard begin and end.
 
 A document that continues in the next shard has an entry in the boundary files of both shards. The two entries are joined.
 """
@@ -17,13 +17,17 @@ from grain_sft.storage import FEW_THREADS, MANY_THREADS, ShardReader, files, has
 from grain_sft.types import Ints
 
 Entries = tuple[Ints, Ints]
-"""First token and length of each entry of a shard's boundary file: two arrays, int64 [entries]."""
+"""First token and length of each entry of a shard's boundary file: two arrays, int64 [entries].
+
+An entry is a document, or the part of a document that is in this shard.
+"""
 
 
 def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     """Return the documents that the boundary files state, and the hash of each file."""
     entries, hashes = _read_entries(corpus)
-    # From the last shard to the first: a document in shards 2, 3 and 4 is joined from 4 to 3, then from 3 to 2.
+    # The loop goes from the last shard to the first, because a document may be in more than two shards. The part of a document
+    # in shard 4 is joined to its part in shard 3, and then both are joined to its part in shard 2.
     for number, before in reversed(_continued(corpus, entries)):
         start, length = entries[number]
         _, length_before = entries[before]
@@ -35,7 +39,7 @@ def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
 def read_unjoined_documents(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     """Return the entries of all boundary files, not joined: a document in two shards stays two entries.
 
-    With `by_sequence`, the entries of Megatron's files are sequences.
+    The documents of Megatron's files are groups of sequences. With `by_sequence`, each sequence is an entry.
 
     Raises:
       CorpusError: A shard has no boundary file, or a file is damaged.
@@ -53,7 +57,7 @@ def _read_entries(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[lis
 
     stamps = boundary_files(corpus)
     are_remote = any(files.is_remote(file.path) for file in stamps)
-    # on 2 processors, local files take 0.7 times as long as in one thread
+    # with 2 processors, `FEW_THREADS` threads read local files in 0.7 times the time of a single thread
     results = list(in_threads(read, corpus.shards, stamps, threads=MANY_THREADS if are_remote else FEW_THREADS))
     first_token = 0
     for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
@@ -80,15 +84,17 @@ def _documents(corpus: CorpusData, entries: list[Entries], hashes: list[str]) ->
 
 
 def _continued(corpus: CorpusData, entries: list[Entries]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for each shard whose first document began in the shard before.
+    """Return the pairs (shard, shard before) of shard numbers where the shard's first document began in the shard before.
 
-    Where `BoundaryFile.continues` is None, the document continues if the shard before does not end with an EOS.
+    "The shard before" is the nearest earlier shard that has entries.
 
-    If `corpus.sources_file` exists, it states the number of documents. A result with another number is an error. If `continues`
-    is None for a shard, three rules are tried in this order. The first that gives the stated number decides:
-    - documents continue where the shard before does not end with an EOS, if the EOS id is known;
-    - all entries that may continue a document do so: 10 entries, of which 3 may do so, make 7 documents;
-    - no entry continues a document: 10 entries make 10 documents.
+    If `BoundaryFile.continues` is None, the first document of the shard continues unless the shard before ends with an EOS.
+
+    If the corpus has a `sources_file`, the size of that file gives the number of documents. A result with another number is an
+    error. If `continues` is None for a shard, three results are tried in this order. The first with the right number counts:
+    - If the EOS id is known: documents continue where the shard before does not end with an EOS.
+    - All entries that may continue a document do so. So 10 entries, of which 3 may do so, make 7 documents.
+    - No entry continues a document. So 10 entries make 10 documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, entries)
@@ -107,7 +113,7 @@ def _continued(corpus: CorpusData, entries: list[Entries]) -> list[tuple[int, in
         return by_eos
 
     num_entries = sum(len(start) for start, _ in entries)
-    num_documents = corpus.sources_file.size // SOURCE_BYTES
+    num_documents = corpus.sources_file.size // SOURCE_BYTES  # the file has an entry of `SOURCE_BYTES` for each document
     for continued in (by_eos, touching, []) if undecided else (touching,):
         if continued is not None and num_entries - len(continued) == num_documents:
             return continued
@@ -118,7 +124,11 @@ def _continued(corpus: CorpusData, entries: list[Entries]) -> list[tuple[int, in
 
 
 def _touching(files: list[BoundaryFile], entries: list[Entries]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for each shard whose first entry may continue the last entry of the shard before."""
+    """Return (shard, shard before), as in `_continued`, where the shard's first entry may continue a document.
+
+    It may do so if its boundary file is of a kind that can cut documents, if `continues` is not False, and if no token is
+    between this entry and the last entry of the shard before.
+    """
     touching = []
     with_entries = [number for number, (start, _) in enumerate(entries) if len(start)]
     for before, number in itertools.pairwise(with_entries):
@@ -131,5 +141,5 @@ def _touching(files: list[BoundaryFile], entries: list[Entries]) -> list[tuple[i
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)  # at most 1 open file
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

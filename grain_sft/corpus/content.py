@@ -37,7 +37,7 @@ def hashes_of(stamps: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     key = _cache_key(stamps, of)
     if key is None:
         return read()
-    hashes: list[str] = []
+    hashes: list[str] = []  # what `make` computes, for the case that it raises `_ChangedError`
 
     def make() -> artifact.Arrays:
         hashes[:] = read()
@@ -66,7 +66,7 @@ def _cache_key(stamps: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
     remote = [file for file in stamps if files.is_remote(file.path)]
     now = time.time()
     try:
-        versions = {file.path: file.version or "" for file in identify(remote)}
+        versions = {file.path: file.version or "" for file in identify(remote)}  # asks the store if a stamp has no version
         for file in stamps:
             if files.is_remote(file.path):
                 version = versions[file.path]

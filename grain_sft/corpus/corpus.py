@@ -210,6 +210,7 @@ class Corpus(CorpusData):
         index_writer.save(self, files.normalize(path), format, sequence_length, tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
+        # without cached properties, which may be large or hold open files
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:

@@ -91,6 +91,7 @@ class DocumentFinder:
         if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
             return take_pending()
         arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)  # 3: version of the arrays
+        # plain arrays, because indexing an `np.memmap` is slower
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
         return Documents(start, length, int(arrays["highest_token"][0]), key)
 
@@ -102,9 +103,13 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
     per_chunk = _CHUNK_BYTES // corpus.dtype.itemsize
 
     def scan_chunk(shard: int, start: int) -> tuple[Ints, int, bytes]:
-        """Return where documents end in the chunk at token `start` of a shard, the chunk's highest token, and its hash."""
+        """Scan the chunk that begins at token `start` of a shard. Return three facts about it.
+
+        The facts are: for each EOS that ends a document, the token offset after it in the joined shards; the highest token of
+        the chunk; and the hash of the chunk.
+        """
         tokens_left = corpus.shards[shard].num_tokens - start
-        buffer = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)
+        buffer = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)  # the chunk, and the token after it
         reader.gather([shard], [start], [0], [buffer.nbytes], buffer.data.cast("B"))
         chunk, next_tokens = buffer[:per_chunk], buffer[1:]  # the last token of a shard has no next token
         ends_document = chunk == corpus.eos_token_id

@@ -40,8 +40,10 @@ class Documents:
     Attributes:
       start: int64 [documents], token offset of each document from the start of the first shard.
       length: int64 [documents], number of tokens of each document.
-      highest_token: Highest token id of the corpus if EOS tokens end the documents; None if boundary files list the documents.
-      content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.
+      highest_token: Highest token id of the corpus, which the search for EOS tokens finds; None if it is unknown, as for
+        documents that boundary files list.
+      content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token. "" for the
+        documents of a mixture.
       shard_ends: int64 [shards]. Entry i is the number of documents that begin in shards 0 to i. None if EOS tokens end the
         documents.
     """

@@ -34,11 +34,11 @@ def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None
 
 
 def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
-    """Return the content of this project's index. Paths in the folder of `path` are relative."""
+    """Return the content of this project's index. Paths of files below the folder of `path` are relative to this folder."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a file that are not None, except `root`, which `open_corpus` sets."""
+        """Return the fields of a file that are not None, except `root`, which each `open_corpus` sets anew."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -47,7 +47,7 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
             fields["path"] = os.path.abspath(file.path).removeprefix(folder)
         return fields
 
-    # True: the index lists loss files. False: loss files exist, but the corpus ignores them. None: no loss files exist.
+    # True if the index lists loss files; False if loss files exist, but the corpus ignores them; None if there are none.
     use_loss_mask = corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None
     optional = {
         "tokenizer_sha256": corpus.tokenizer_sha256,
@@ -111,5 +111,5 @@ def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entrie
     try:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError as error:
-        name = text[: error.end].rpartition("\0")[2]  # up to the byte that is not UTF-8
+        name = text[: error.end].rpartition("\0")[2]  # the field, up to the character that UTF-8 can't encode
         raise CorpusError(f"{name!a}: is not UTF-8, so MaxText can't hash the name. Rename it.") from error

@@ -1,5 +1,7 @@
 """Megatron's index files: the `.idx` that lists the sequences and documents of the tokens in a `.bin`.
 
+A sequence is consecutive tokens of the `.bin`. A document is a group of consecutive sequences, often only one.
+
 All values are little-endian. S is the number of sequences.
 
   byte 0        magic `MMIDIDX\\0\\0`
@@ -40,7 +42,7 @@ class IndexHeader(NamedTuple):
     """Header of an index."""
 
     stored: np.dtype[np.integer]  # dtype of the tokens in the `.bin`, signed or unsigned
-    sequences: int
+    sequences: int  # number of sequences
     entries: int  # number of entries of the document index, at least 1
 
     @property
@@ -114,7 +116,8 @@ def parse(
     Args:
       data: All bytes of the index.
       num_tokens: Number of tokens that the range must have.
-      sequences: First sequence of the range, and the sequence after its last; None for all sequences.
+      sequences: The range, as a pair: its first sequence, and the sequence after its last. None for all sequences.
+      by_sequence: Whether sequences are returned instead of documents.
     """
     header = parse_header(path, data[:HEADER_BYTES], len(data))
     count, itemsize = header.sequences, header.dtype.itemsize
@@ -162,7 +165,10 @@ def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: In
 
 
 def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None:
-    """Refuse a document index that does not ascend from 0 to the number of sequences."""
+    """Refuse a document index that does not ascend from 0 to the number of sequences.
+
+    Two equal entries are valid: the document between them is empty.
+    """
     wrong = np.append(entries[:1] != 0, entries[1:] < entries[:-1]) | (entries > header.sequences)
     wrong[-1] |= entries[-1] != header.sequences
     if (i := first_true(wrong)) is not None:

@@ -147,7 +147,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
     paths = as_paths("where", where)
     local_folder = None if folder is None or files.is_remote(folder) else folder
     single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(local_folder, single_path or ""):
+    with inside(local_folder, single_path or ""):  # the mix or the index that the caller names may be outside of `folder`
         corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
     check_type("the corpus that the format returns", corpus, Corpus, "a Corpus")
     # Files with a `root` need no check: their format unpacked them into the cache, which is their `root`.
@@ -184,6 +184,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
         candidate = list_path if form.lists_paths else remapped
         if is_glob(candidate) and not form.takes_globs:
             continue
+        # the other formats make paths absolute themselves: their candidate may be a glob, or the text of a blend
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
         with errors_of(form):

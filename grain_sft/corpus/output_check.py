@@ -23,6 +23,7 @@ def check_corpus_stays(output: str, corpus: CorpusData, named: Iterable[str] = (
     """
     files.check_inputs_stay(output, (file.path for file in corpus.files()))
     path = files.real_path(output)
+    # `output` is refused only if it has a name that files of corpora have, and is an existing file in a folder of this corpus.
     in_tokenizer = files.name_of(files.parent(path)) == TOKENIZER
     suffixes = (*TOKEN_SUFFIXES, BOUNDARIES, PREFIX_SUFFIX)
     if in_tokenizer or path.endswith(suffixes) or FileFormats(DirectoryListing()).is_metadata(path):

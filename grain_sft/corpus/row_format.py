@@ -40,7 +40,10 @@ class RowFormat:
 
     @classmethod
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
-        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`."""
+        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`.
+
+        `has_loss` states whether the packed corpus has loss files.
+        """
         segments_dtype = np.min_scalar_type(most_segments).name
         # `ends`, int64 for each segment, must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:

@@ -30,11 +30,12 @@ class Shard(FileStamp):
 
     Attributes:
       num_tokens: Number of tokens in the file.
-      label: Label of the file in its mix; "" without a mix.
+      label: Label of the file in a mix, a list of lines `label,path`; "" without a mix.
       loss: File that states which of these tokens take loss; None if all tokens take loss.
       boundaries: File that states where documents begin and end; None if each EOS ends a document.
-      row: For a file of materialized rows, the number of tokens of a row, and the distance between the starts of rows, counted
-        in tokens: (2048, 5120). None if tokens are contiguous.
+      row: For a file of rows that `grain-sft pack --materialize` wrote, a pair such as (2048, 5120): the number of tokens of a
+        row, and the distance between the starts of two rows, which is counted in tokens and includes the other arrays of the
+        row. None if tokens are contiguous.
     """
 
     num_tokens: Count
@@ -59,7 +60,7 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     A .npy header must agree with `dtype`. If `dtype` is None, a file without a header must look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
-    if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):
+    if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):  # bytes 8 to 11: the number of tokens; then zeros
         problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
         raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
     file_stamp.refuse_pointer(path, array.first)
@@ -82,7 +83,10 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
-    """Return `token_id` as an int. Raise a CorpusError about the argument `name` if no token can have this id."""
+    """Return `token_id` as an int. Raise a CorpusError about the argument `name` if no token can have this id.
+
+    `signed` states that the files hold signed integers. As tokens are not negative, they are in the lower half of `dtype`.
+    """
     if token_id is None:
         return None
     highest = int(np.iinfo(dtype).max) // (2 if signed else 1)

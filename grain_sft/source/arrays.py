@@ -103,6 +103,7 @@ class Arrays:
         return buffer
 
     def __reduce__(self) -> tuple[type[Arrays], tuple[()]]:
+        # a copy or a pickle begins without memory
         return type(self), ()
 
 

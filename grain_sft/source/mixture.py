@@ -32,7 +32,7 @@ class MixtureSource(RowSource):
         check_type("sources", sources, Mapping, "NpyDataSources by name")
         as_objects("sources", sources.values(), RowSource)  # type: ignore[type-abstract]
         self.sources = dict(sources)
-        self._readers: Mapping[str, RowSource] = dict(sources)
+        self._readers: Mapping[str, RowSource] = dict(sources)  # others than `sources` only in a copy by `with_sources`
         self.layout = MixtureLayout({name: source.layout for name, source in self.sources.items()})
         corpus = self.layout.corpus
         self._dtypes: dict[str, npt.DTypeLike] = {"tokens": corpus.dtype, "loss_mask": np.bool_}

@@ -88,6 +88,7 @@ class NpyDataSource(RowSource):
             fix = "Leave the weights out, make a mixture of the prefixes, or use the layout of kind megatron_gpt"
             raise LayoutError(f"{problem}, which this layout does not follow. {fix}.")
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
+        # `_wide`: tokens are as wide as those of a batch, int32, so that they are read straight into it
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
         self._fits_int32 = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._arrays = Arrays()
@@ -160,7 +161,8 @@ class NpyDataSource(RowSource):
     def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, Array | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        Without `shifted`, the caller must not use the third value, nor the targets and their segment ids.
+        `shifted` states whether the targets and their segment ids are made. Without it, these arrays may be uninitialised, and
+        the third value may be wrong.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True

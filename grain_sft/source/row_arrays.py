@@ -24,7 +24,8 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
 
     Returns:
       Segment ids, int32 [rows, L], and the index of the last token of each segment, int64 [segments]. If the first row is only
-      padding, the second array begins with a -1.
+      padding, the second array begins with a -1, the end of an empty piece. As an index, -1 is the last column of the last row,
+      which has no target in any case.
     """
     if not tokens.size:
         return np.zeros(tokens.shape, np.int32), firsts

@@ -57,6 +57,7 @@ class RowReader:
     def __init__(self, corpus: Corpus, loss: LossReader | None, max_open_files: int | None = None) -> None:
         assert corpus.rows is not None
         shards, self._length = corpus.shards, corpus.rows.sequence_length
+        # the dtype of a stored row, and whether its tokens are as wide as those of a batch (int32), so that no copy is needed
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         # 0, 1, 2, ..., from which segments copy their positions. None unless rows store the ends of segments.
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None

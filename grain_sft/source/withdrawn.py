@@ -61,6 +61,7 @@ class Withdrawals:
         Start and stop are indices into the flattened batch. With rows of 100 tokens, index 205 is token 5 of the third row.
         """
         length = self._layout.width(rows)
+        # `indices` are the places of a source's rows in `rows`, and `own` are the numbers of these rows in the source
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
                 for start, stop in documents.spans(own, step, length):
@@ -148,7 +149,7 @@ class _WithdrawnDocuments:
             # The last item stays False. It has the index -1, which is the number of pieces outside all documents.
             self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)
             self._is_withdrawn[self._numbers] = True
-        else:
+        else:  # pieces state no documents, so parts of pieces are found by the spans of the documents in the corpus
             start, length = (column[self._numbers] for column in layout.corpus.documents)
             self._starts, self._stops, self._steps = _disjoint(start, start + length, self._steps)
 

@@ -18,7 +18,7 @@ from absl import flags
 
 from grain_sft.storage import ForkSafeLock, without_interrupts
 
-_lock = ForkSafeLock()
+_lock = ForkSafeLock()  # held while `_startable` changes the module `__main__`
 
 _CLOSES_IN = 10.0  # most seconds that `stop` waits
 _WAITS_FOR_PARENT = "grain_sft-parent"  # name of the thread of `end_with_parent`
@@ -33,7 +33,7 @@ def start(iterator: Any) -> Any:
     resource_tracker.ensure_running()  # before SIGINT is blocked, because the tracker's start unblocks it
     with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
-        inner = getattr(iterator, "_iterator", iterator)
+        inner = getattr(iterator, "_iterator", iterator)  # the iterator of a `grain.DataLoader` wraps the one with the workers
         for each in _tree(inner):
             each.start_prefetch()
     return inner

@@ -27,6 +27,7 @@ class Format:
 
     A subclass defines `detect`, `split` and `part`. Instead of `split` and `part`, it may define its own `read`, which usually
     calls `scan_corpus`. If a list, a glob or a mix may name its token files one by one, it also defines `owner` and `home`.
+    Sidecar files hold the loss or the document boundaries of a token file.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
@@ -60,6 +61,7 @@ class Format:
         """Return the corpus at `found`, the result of `detect`."""
         split = self.whole_split(found, options, listing)
         name = f"{described(self)}.split"
+        # another package's `split` may return an object that is not a `Split`
         check_type(f"{name}: its result", getattr(split, "files", split), tuple | list, "a Split whose files are a tuple")
         if not split.files:
             raise CorpusError(f"{found}: {name} returned no files. Return token files, or define `read`.")

@@ -29,7 +29,7 @@ class Episodes(Format):
     """Format of the folder of one split, such as `train/`. Shards are sorted by name."""
 
     index = "episodes.idx"  # name of the boundary file of each shard
-    kind: BoundaryKind = "pairs"
+    kind: BoundaryKind = "pairs"  # its kind, as in `BoundaryFile`
 
     expected = "a directory with train/, or its train/ or val/. These have the file episodes.idx, or folders shard_* with it"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"

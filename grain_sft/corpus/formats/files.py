@@ -99,6 +99,7 @@ class FileFormats:
         """Return the token file `path` with the sidecar files that its name implies, if they exist."""
         form, token_file = self.owner(path)
         with errors_of(form):
+            # for a result of another type, `TokenFile(*…)` raises an error, which `errors_of` reports
             return TokenFile(*form.part(path, self._listing)) if token_file == path else TokenFile(path)
 
     def find_loss(self, path: str) -> TokenFile:

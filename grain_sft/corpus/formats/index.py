@@ -176,6 +176,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
 
 
 def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
+    """Return `corpus` with the loss files of `parts`, which has a `TokenFile` for each shard."""
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)

@@ -76,7 +76,8 @@ class Megatron(Format):
         prefixes: list[str] = []
         found = scan_in_threads(lambda path: self._prefixes(files.absolute(path), listing), named)
         for path, prefixes_of_path in zip(named, found, strict=True):
-            # a prefix that is named in several ways, such as A, A.bin and A.idx, is read once
+            # A prefix that is named in several ways, such as A, A.bin and A.idx, is read once. A path that is listed twice is
+            # read twice.
             if not weights and spelled.setdefault(_stem(files.absolute(path)), path) != path:
                 continue
             if weights and len(prefixes_of_path) > 1:
@@ -95,6 +96,7 @@ class Megatron(Format):
         options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored.name)
         shards = tuple(shard for shard, _ in scans)
         split = joined_split([shard.path for shard in shards], splits, options)
+        # sources.bin lists the documents of the whole prefix, not of a subset
         sources = describe(split.sources) if split.sources and options.split is None else None
         fields = {"sources_file": sources, "weights": weights, "signed": header.stored.kind == "i"}
         return corpus_of(shards, header.dtype, split.metadata, options.eos_token_id, **fields)
@@ -111,6 +113,7 @@ class Megatron(Format):
         return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
+        """Return the prefix that `path` or its file names, or the prefixes in the folder `path`."""
         stem = _stem(path)
         if stem != path or _is_index(f"{path}{_INDEX}"):
             return [stem]

@@ -31,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _PART = re.compile(rf"train|val|shard_\d+|{TOKENIZER}")  # names of the folder of a split, of a shard or of the tokenizer
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f]|\\.)*"')
-_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with a name that ends so is not listed
+_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with such a name in it is not listed as a folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class DirectoryListing:
         return self._objects[path]
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of the names `candidates` that exist in the folder of `path`. The folder need not be listable."""
+        """Return those of the names `candidates` that exist in the folder of `path`, even if the folder can't be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)

@@ -30,6 +30,7 @@ class Mix(Format):
         if files.is_remote(path):
             return path if path.endswith(LIST_SUFFIXES) else None
         head = head_of(path)
+        # not a text file, a .npy file of another name, or an index in JSON
         if head is None or b"\0" in head or head.startswith((MAGIC, b"{")):
             return None
         return path
@@ -101,7 +102,7 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     for path in paths:
         placeholder = _PLACEHOLDER.search(path)
         path = f"{base}/{path}" if _is_relative(path) else path
-        if placeholder and (files.is_remote(path) or not os.path.exists(path)):
+        if placeholder and (files.is_remote(path) or not os.path.exists(path)):  # the name of a file may have braces
             fix = f"Give its value, such as path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}"
             raise CorpusError(f"{mix_path}: {path} holds the placeholder {placeholder.group()}. {fix}.")
         resolved.append(path)

@@ -39,6 +39,7 @@ class Olmo(Format):
             names = listing.names(folder)
             if any(_MASKS.fullmatch(name) for name in names):
                 return folder
+            # without masks, files of these names are this format's only if the metadata state that there are none
             if any(_TOKENS.fullmatch(name) for name in names) and _stated_masks(folder, listing)[0] is False:
                 return folder
         return None
@@ -83,6 +84,7 @@ class Olmo(Format):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")
         paths = {number: files.join(home, parts[number]) for number in sorted(parts)}
+        # numbers of the parts whose first document began in the part before
         numbers = statistics.get("continued_parts", list[int])
         continued = None if numbers is None else frozenset(paths[number] for number in numbers if number in paths)
         sources = listing.find(home, "sources.bin")
@@ -123,7 +125,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 
     Metadata of this format without the key `LABEL_MASKS` count as True: tools that omit the key always write masks.
     """
-    implied: tuple[bool | None, str] = None, ""
+    implied: tuple[bool | None, str] = None, ""  # the result if no file has the key
     for name in (SPLIT, _STATISTICS):
         data = listing.read_json(folder, name)
         if not data.path:

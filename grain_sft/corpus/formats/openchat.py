@@ -3,7 +3,9 @@
 Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in `$GRAIN_SFT_CACHE_DIR`. A row of the
 file is a batch of sequences, and each sequence is a document.
 
-OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself.
+OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself. So a Parquet
+file has no place for the weight of a document's first token. `grain-sft prepare` writes these weights to
+`PREFIX.train.first_weights.bin`, unless all of them are 0.
 """
 
 import contextlib
@@ -200,6 +202,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
     if (length < 0).any():
         raise _damaged(path, rows.first + int(row_of_sequence[length < 0][0]), "seqlens holds a negative length")
     sums = np.bincount(row_of_sequence, weights=length, minlength=len(counts)).astype(np.int64)
+    # For each fact, its text in the message, and the numbers that have to equal `counts`.
     counts_by_fact = {"seqlens add up to": sums, "total_length is": values["total_length"]}
     counts_by_fact |= {f"{name} has the length": rows.lengths[name] for name in _LISTS[1:]}
     for fact, other_counts in counts_by_fact.items():
@@ -263,6 +266,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
 
 
 def _decode(path: str, first: int, batch: Any) -> _Rows:
+    """Return a pyarrow `RecordBatch` as rows. `first` is the number of its first row. Refuse columns of other types."""
     from pyarrow import types
 
     rows = _Rows(first, {}, {})

@@ -37,6 +37,7 @@ class Primer(Format):
         An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
+        # Candidates, in order. For DIR, the first is its training split. For DIR/train, the links come before the files in DIR.
         homes = [files.join(path, "train_"), files.join(path, _LINKS)]
         if _FILE.fullmatch(name):
             homes = [self.home(path)]

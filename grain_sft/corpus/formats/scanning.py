@@ -164,13 +164,13 @@ def scan_in_threads(function: Callable[..., T], *columns: Collection[Any], work:
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
     """Infer the dtype from the number of loss values: a raw file of 2000 bytes with 1000 loss values is uint16.
 
-    Without loss files, return the last of `allowed`, or None if `allowed` has every dtype.
+    Without loss files, return the last of `allowed`. If `allowed` has every dtype, return None: `scan_shard` then infers it.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
             continue
         size, head, _ = file_stamp.read_head(part.tokens)
-        if head.startswith(MAGIC):
+        if head.startswith(MAGIC):  # a .npy header, which states the dtype
             return scan_shard(part.tokens, None)[1]
         if not size and not loss.count:  # empty files fit every dtype
             continue
@@ -199,7 +199,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
         problem = f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}"
         raise CorpusError(f"{problem}; expected one for each. Copy both files again, or fix `dtype`.")
     encoding = loss.encoding
-    if not encoding.needs_tokens:
+    if not encoding.needs_tokens:  # a mask or weights, which `scan_loss` has checked
         return
     count = min(shard.num_tokens, file_stamp.DIGEST_BYTES // encoding.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}):
