@@ -35,6 +35,7 @@ class Olmo(Format):
     metadata_files = r"dataset_statistics\.(json|txt)"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the folder that has the parts: `path` or its subfolder train/. None if neither has them."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
             if any(_MASKS.fullmatch(name) for name in names):
