@@ -6,7 +6,7 @@ from grain_sft import deprecated
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
 
-deprecated.install()
+deprecated.install()  # makes modules importable by their former paths
 
 if TYPE_CHECKING:
     from grain_sft.config import load
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grain_sft.source import NpyDataSource
     from grain_sft.transforms import NgramFilter, ShiftTargets
 
-_PLACES = {  # public names by module
+_PLACES = {  # public names, by the module that defines them
     "config": ("load",),
     "corpus": ("Corpus", "open_corpus"),
     "layout": ("PackedLayout", "PaddedLayout", "Span", "WindowLayout"),

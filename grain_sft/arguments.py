@@ -48,7 +48,7 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError],
 
 
 def as_integers(name: str, values: object, error: type[GrainSftError]) -> Ints:
-    """Return `values`, a sequence of integers, as int64 [n]; raise `error` for anything else."""
+    """Return `values`, a sequence of integers, as int64 [n]; raise `error` for anything else. Bools are refused."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         return values
     items = _items(values)
@@ -106,6 +106,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
     """Return `value`, one path or an ordered iterable of paths, as a list; raise a `WrongTypeError` for anything else."""
     if isinstance(value, str | os.PathLike):
         return [value]
+    # iterables that are refused: their items have no order, or are not paths (keys, integers)
     items = None if isinstance(value, Mapping | set | frozenset | bytes | bytearray) else _items(value)
     if items is None:
         raise _wrong_type(name, value, "a path or a list of paths")
@@ -123,7 +124,7 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`
-            # If there are too many values, or a value is given twice, `method` raises a TypeError.
+            # If there are too many values, or a value is given twice, the unchanged arguments make `method` raise a TypeError.
             if 1 < len(values) <= 1 + len(names) and not by_position.keys() & named.keys():
                 text = ", ".join(f"{name}={value!r}" for name, value in by_position.items())
                 warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)

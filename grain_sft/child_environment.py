@@ -14,7 +14,7 @@ _MOST_SECONDS = 3600
 
 def child_environment() -> dict[str, str]:
     """Return the environment for a child process that imports the same modules as this process."""
-    # "" means the working directory, as in notebooks; Python ignores entries that are not texts, such as a Path
+    # In `sys.path`, "" means the working directory, as in notebooks. Python ignores entries that are not texts, such as a Path.
     paths = (path or os.getcwd() for path in sys.path if isinstance(path, str))
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -24,6 +24,8 @@ def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> di
 
     Args:
       what: Name of the process for messages, such as "a process of the benchmark".
+      arguments: Arguments of Python, such as "-m" and the name of a module.
+      environment: All environment variables of the process.
 
     Raises:
       PipelineError: The process fails, or runs for more than an hour.

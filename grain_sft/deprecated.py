@@ -37,13 +37,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # "trace" alone is Python's module
+        # the package is compared too, because "trace" alone is a module of Python
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Warn, and replace `module` in `sys.modules` by the module at the new path.
 
-        The module `mixture` stays, and gets its names from several new modules.
+        The module `mixture` is not replaced, because its names are in several new modules: it gets these names as attributes.
         """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
@@ -58,7 +59,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # The first place: Python's own finder would load `provenance/audit.py` again, as module `grain_sft.trace.audit`.
+    # The finder has to come before Python's own finder. `grain_sft.trace` is the package `provenance`, so Python's finder would
+    # load `provenance/audit.py` a second time, as the module `grain_sft.trace.audit`.
     sys.meta_path.insert(0, _Finder())
 
 
@@ -88,7 +90,10 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property that reads the attribute `new`. Its warning calls the property `old`, such as "PackedLayout.recipe"."""
+    """Return a property that reads the attribute `new` of its object, with a deprecation warning.
+
+    `old` is the former name of the attribute in the warning, such as "PackedLayout.recipe".
+    """
 
     def get(self: object) -> Any:
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)

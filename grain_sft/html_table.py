@@ -1,4 +1,4 @@
-"""Short HTML tables, which represent objects in notebooks."""
+"""Short HTML tables that show objects in notebooks."""
 
 import html
 from collections.abc import Iterable, Mapping

@@ -25,6 +25,7 @@ REQUIRED: Any = inspect.Parameter.empty
 
 # an entry of `Args:`: its names, its first line, and the lines after it that are empty or indented
 _ARGUMENTS = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n(?: .*)?)*)", re.MULTILINE)
+# words for types and bounds in messages
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}", "min_length": "not empty"}
@@ -103,14 +104,14 @@ def _help_texts(doc: str) -> dict[str, str]:
 
 
 def _config_type(hint: Any) -> Any:
-    """Return the type of an argument's values in a config: a list for a tuple, `Any` for a class."""
+    """Return the type of an argument's values in a config: a list for a tuple, `Any` for a class that a config can't state."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        # A config can't state an object of a class: for `str | Tokenizer`, it can only state the text.
+        # A class is left out of a union: for `str | Tokenizer`, a config can only state the text.
         members = [member for member in map(_config_type, arguments) if member is not Any]
-        only_none = all(member is type(None) for member in members)  # all other members were classes
+        only_none = all(member is type(None) for member in members)  # such as `Tokenizer | None`
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
     if origin in (list, tuple, Sequence, Iterable):
         return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
@@ -153,7 +154,10 @@ def _nearest(word: object, known: list[str]) -> str:
 
 
 def check_value(value: object, kind: Any, where: str) -> None:
-    """Raise a `ConfigError` if a value is not of the type `kind`."""
+    """Raise a `ConfigError` if a value is not of the type `kind`.
+
+    Sections, lists, mappings and names of a table's entries are checked here, and all other values by `msgspec`.
+    """
     kinds = kinds_of(kind)
     for member in kinds:
         origin, table = get_origin(member), table_of(member)
@@ -170,13 +174,13 @@ def check_value(value: object, kind: Any, where: str) -> None:
                     raise ConfigError(f"{where}: a key is {shortened(repr(key))}; expected text. Put it in quotes.")
                 check_value(item, get_args(member)[1], f"{where}.{key}")
             return
-        if table is not None and isinstance(value, str):
+        if table is not None and isinstance(value, str):  # a name of an entry, or package.module:Name
             if value in table or ":" in value:
                 return
             raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # UnicodeEncodeError: half of a surrogate pair
+    except (msgspec.ValidationError, UnicodeEncodeError):  # UnicodeEncodeError: the text has half of a surrogate pair
         words = " or ".join(dict.fromkeys(map(expected, kinds)))
         raise ConfigError(f"{where} is {shortened(repr(value))}; expected {words}.") from None
 
@@ -209,6 +213,7 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
     fields: list[Any] = []
     for option in options.values():
         table = table_of(option.type)
+        # a name in the table, or any text with a colon
         open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
         meta = msgspec.Meta(description=help_in_configs(option), extra_json_schema=open_names)
         kind: Any = Annotated[(option.type, meta)]
@@ -219,7 +224,7 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
-    """Add each option to a parser or a group of arguments.
+    """Add each option to a parser or a group of arguments. An option whose type is a union takes the first type of the union.
 
     `spelled` has the flags of options, such as {"seed": ["-s", "--seed"]}. The default flag of `chunk_size` is `--chunk-size`.
     """

@@ -50,6 +50,7 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
     Yields:
       Function that changes the name of the work.
     """
+    # the last of `names` is shown
     names, ended, began = [what], threading.Event(), time.monotonic()
     terminal = is_terminal(sys.stderr)
 
@@ -69,7 +70,7 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield `results`. If stderr is a terminal, show how many of the `total` results were yielded."""
+    """Yield `results`. If stderr is a terminal, show how many of the `total` results were yielded. `what` names the work."""
     with progress_bar() as show:
         for number, result in enumerate(results):
             if is_terminal(sys.stderr):
@@ -78,8 +79,8 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def is_terminal(stream: object) -> bool:
-    """Return whether a stream is a terminal. A stream without the method `isatty`, such as None, is none."""
-    return bool(getattr(stream, "isatty", bool)())
+    """Return whether a stream is a terminal. An object without the method `isatty`, such as None, is not a terminal."""
+    return bool(getattr(stream, "isatty", bool)())  # `bool()` is False
 
 
 def _show(line: str, terminal: bool) -> None:

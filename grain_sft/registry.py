@@ -18,7 +18,7 @@ from grain_sft.errors import GrainSftError
 Entry = TypeVar("Entry")
 
 _FOLDER = str(Path(__file__).parent)
-_WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
+_WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}  # words for types in messages
 
 
 class Registry(Generic[Entry]):
@@ -28,7 +28,8 @@ class Registry(Generic[Entry]):
       noun: Singular noun for messages, such as "order".
       error: Class of the errors that the table raises.
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
-      adapt: Function of a registered or imported object and its name that returns the entry; by default, the object.
+      adapt: Function that gets an object that was registered or imported, and its name, and returns the entry. By default, the
+        object itself is the entry.
       kinds: Types that a registered or imported object may have.
       base: Base class of entries that are classes, and of the objects that `make` returns.
     """
@@ -84,6 +85,7 @@ class Registry(Generic[Entry]):
         return self._adapted(name, imported)
 
     def _adapted(self, name: str, value: Any) -> Entry:
+        """Return the entry for a registered or imported object. Raise the table's error if its type or base class is wrong."""
         if not isinstance(value, self._kinds):
             expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
             article = "an" if (kind := type(value).__name__)[0] in "aeiou" else "a"
@@ -146,9 +148,10 @@ def is_ours(entry: Any) -> bool:
 
 
 def code_sha256(entry: Any) -> str | None:
-    """Return the SHA-256 of an entry's file or, without a file as in a notebook, of a function's code; None for our entries.
+    """Return a hash of an entry's code; None for an entry of this package.
 
-    A `functools.partial` is hashed with its arguments.
+    It is the SHA-256 of the entry's file. Without a file, as in a notebook, it is the SHA-256 of a function's code, and None
+    for a class. A `functools.partial` is hashed with its arguments.
     """
     if isinstance(entry, functools.partial):
         values = code_sha256(entry.func), entry.args, sorted(entry.keywords.items())
@@ -159,7 +162,7 @@ def code_sha256(entry: Any) -> str | None:
     if file.is_file():
         return hashlib.sha256(file.read_bytes()).hexdigest()
     function = getattr(entry, "__code__", None)
-    # format 2, because the bytes of later formats depend on the process
+    # marshal's format 2, because in later formats, the same code has other bytes in another process
     return None if function is None else hashlib.sha256(marshal.dumps(function, 2)).hexdigest()
 
 

@@ -17,7 +17,7 @@ from grain_sft.types import Ints
 _FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment or of a later stage
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)  # a generated `==` would compare arrays, which have no single truth value
 class Amendment:
     """Change of a run from a step on.
 
@@ -77,7 +77,10 @@ def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
 
 
 def first_step(text: str) -> int:
-    """Return the step from which on a part of a receipt changes batches: 10 for "from step 10: ...", -1 for other texts."""
+    """Return the step from which on a part of a receipt changes batches: 10 for "from step 10: ...".
+
+    For other texts, return -1, because they may change every batch.
+    """
     match = _FROM.match(text)
     return -1 if match is None else int(match[1])
 

@@ -1,4 +1,4 @@
-"""Checks of samplers and of the batches of transforms."""
+"""Checks that a sampler fits its source, and that transforms return batches."""
 
 import grain
 
@@ -18,7 +18,7 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
     """
     try:
         batch: Element = transform.map(element)
-    except Exception as error:  # `entry_errors` is not entered earlier, because that takes time
+    except Exception as error:  # `entry_errors` makes the message; entering it for each batch would take time
         where = f"step {step}: transform {name_of(type(transform))}"
         with entry_errors(PipelineError, where, "Fix its code, or its options."):
             raise error
@@ -34,7 +34,11 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
 
 
 def batch_of_arrays(pipeline: Run, step: int) -> Element:
-    """Return `pipeline[step]`. Unlike an iterator, raise a `PipelineError` if it is not a dict of arrays and scalars."""
+    """Return `pipeline[step]`, and check that it is a dict of arrays and scalars. An iterator does not check this.
+
+    Raises:
+      PipelineError: The batch is something else.
+    """
     batch = pipeline[step]
     lists = [key for key, array in batch.items() if isinstance(array, list)] if isinstance(batch, dict) else []
     if lists or not isinstance(batch, dict) or not batch:
@@ -52,7 +56,7 @@ def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
         raise PipelineError(f"{problem}. Make the sampler with IndexSampler(len(source), ...).")
     of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
-    # A layout that is not a mixture has one part, named "". Lists are compared, because the order counts.
+    # A layout that is not a mixture has one part, named "". The items are compared as lists, because their order counts.
     if "" not in of_source and list(of_sampler.items()) != list(of_source.items()):
         found = f"the sampler is for these sources and numbers of rows: {of_sampler}"
         problem = f"{found}. The source has {of_source}, in this order"

@@ -1,4 +1,4 @@
-"""Reading of only some columns of a batch."""
+"""Reads of only some columns of a batch. A column is the place of a token in its row."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,8 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
-    # For a range outside the row, read all columns: then `cut_columns` can state the width of the batch in its error.
+    # All columns are read in three cases: a column may depend on any other (`reach` is None), rows differ in length, or the
+    # range is outside of the row. In the last case, `cut_columns` then states the width of the batch in its error.
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return None
     before, after = reach
@@ -25,7 +26,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays [rows] and numbers stay whole."""
+    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays [rows] and scalars are not cut."""
     # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
     width = first + min((np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1), default=stop - first)
     if not 0 <= start < stop <= width:

@@ -29,14 +29,14 @@ class IteratorStats:
       steps: Number of batches.
       tokens: Number of tokens of these batches, padding included.
       waited: Seconds inside `next`.
-      longest: Longest wait, in seconds. Code that reads it may set it to 0.
+      longest: Longest wait, in seconds. Code that reads it may set it to 0, to find the longest wait from then on.
       next_step: Step after the last delivered step.
       waiting: Step that `next` waits for, and time of the call of `next` (`time.perf_counter`); None between calls.
       stalled: Copy of `waiting` that an observer sets during a long wait; else None. If it is set, the observers get a call of
         `stall_ended` after the wait.
     """
 
-    # with a dict of attributes instead, written rows of long documents take 1.7 % longer (`bench --only packed`)
+    # with a dict of attributes instead, materialized rows of long documents take 1.7 % longer (`bench --only packed`)
     __slots__ = ["_first_request", "_last_arrival", "longest", "next_step", "stalled", "steps", "tokens", "waited", "waiting"]
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class IteratorStats:
     def count(self, arrival: Arrival) -> bool:
         """Count a batch, and return whether it was new. An interrupted `next` may deliver a batch twice."""
         _, step, shape, requested_at, arrived_at = arrival
-        if arrived_at <= self._last_arrival:
+        if arrived_at <= self._last_arrival:  # a second delivery has the time of the first
             return False
         if not self.steps:
             self._first_request = requested_at
@@ -71,7 +71,7 @@ class IteratorStats:
 
 arrivals: list[Arrival] = []
 """Delivered batches that are not counted yet. Counting each batch on arrival would take 5 % of the time of a batch of windows
-(`bench --only windows`), because the counters are not in the processor's cache then."""
+(`bench --only windows`), because each time, the counters would not be in the processor's cache any more."""
 
 _make_seconds: list[float] = []  # seconds to make each batch that is not counted yet
 _counting = ForkSafeLock()

@@ -17,7 +17,7 @@ from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.registry import entry_errors, name_of
 from grain_sft.source import Element, workers
 
-_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
+_THREADS, _PREFETCH = 2, 8  # numbers of threads and of batches that are made ahead, in a loader without worker processes
 
 
 class StepDataset(grain.MapDataset[Element]):
@@ -37,7 +37,10 @@ class StepDataset(grain.MapDataset[Element]):
         return make_batch(self._pipeline, self._start + index % self._length)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes. Grain pickles them with cloudpickle, whose error would not name the transform."""
+        """Return the attributes, which Grain pickles with cloudpickle.
+
+        Pickle the transforms and observers alone first, because an error of Grain would not name the one that can't be pickled.
+        """
         fix = "Leave this attribute out in `__getstate__` and make it anew in `__setstate__`, or use worker_count=0."
         transforms = (transform for stage in self._pipeline.stages for transform in stage.transforms)
         for part in (*transforms, *self._pipeline.observers):
@@ -94,7 +97,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """DataLoader whose workers start when its iterator is made, instead of at the first batch."""
+    """DataLoader whose workers start when its iterator is made, instead of at the first batch. It makes `_BatchIterator`s."""
 
     def __iter__(self) -> Any:
         iterator: Any = super().__iter__()

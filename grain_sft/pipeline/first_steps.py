@@ -1,4 +1,4 @@
-"""Warning, with its reason, if no target in a run's first batches takes loss."""
+"""A warning, with the reason, if no target in a run's first batches takes loss."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from grain_sft.pipeline.run import Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
 
-NUM_CHECKED = 4  # batches without loss before the warning
-_MOST_ROWS = 64  # rows that are read again to find the reason
+NUM_CHECKED = 4  # number of batches without loss before the warning
+_MOST_ROWS = 64  # maximum number of rows that are read again to find the reason
 
 
 class FirstSteps:
-    """Check of a pipeline's first batches, which logs at most one warning."""
+    """Check of a pipeline's first batches. It logs a warning if the pipeline has no transforms, or if no target takes loss.
+
+    A target is the token after an input. It takes loss if the loss of its prediction counts in training.
+    """
 
     def __init__(self) -> None:
         self.left = NUM_CHECKED  # number of batches still to check
@@ -29,7 +32,7 @@ class FirstSteps:
 
     def check(self, pipeline: Run, step: int, batch: Any) -> None:
         """Check the batch of `step`. Call this only while `left` is not 0."""
-        if not pipeline.at(step).transforms and self.left == NUM_CHECKED:
+        if not pipeline.at(step).transforms and self.left == NUM_CHECKED:  # the first checked batch
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
             advice = "Give the pipeline [ShiftTargets()] for inputs and targets."
             logging.warning("This pipeline has no transforms: its batches have the keys %s. %s", keys, advice)
@@ -56,7 +59,7 @@ def takes_loss(batch: Any) -> bool | None:
     """Return whether a target of a batch takes loss. None means that the keys of the batch do not state it."""
     if not isinstance(batch, dict):
         return None
-    if "chosen_ids" in batch:  # a batch of preference pairs
+    if "chosen_ids" in batch:  # a batch of preference pairs; pairs of equal responses have no preference to train
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
     if "targets_segmentation" in batch:  # this and `targets_weights` are 0 where a target takes no loss
         return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))
@@ -75,6 +78,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
             return "all rows of these batches hold only padding. Start at an earlier step."
         element = pipeline.source_at(max(steps)).read(rows)
         layout = pipeline.source.layout
+        # for pairs, the transform that makes `chosen_ids` has the reason
         reason = "" if layout.of_pairs else _reason_in_source(layout, rows, element)
         return reason or _reason_in_transforms(pipeline, element)
     except GrainSftError as error:
@@ -86,7 +90,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
     if not element["segment_ids"].any():
         return "these rows have no tokens: the layout gives them none, or their documents are withdrawn."
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
-    if (loss & (element["positions"] > 0)).any():
+    if (loss & (element["positions"] > 0)).any():  # the first token of a segment, at position 0, is no target
         return ""
     if loss.any():
         longest = int(element["positions"].max()) + 1
@@ -96,11 +100,11 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
     for name, _, rows_of_part in layout.split(rows):
         part = layout.parts[name]
         documents, table = part.pieces(rows_of_part).document, part.documents
-        if documents is None or table is None:
+        if documents is None or table is None:  # rows that are not made of documents
             continue
         for document in np.unique(documents).tolist():
             start = int(table.start[document])
-            # the loss mask of the whole document, which may have tokens outside these rows
+            # read the loss mask of the whole document, which may have tokens outside these rows
             _, loss = part.corpus.read(start, start + int(table.length[document]))
             if loss is None or loss.any():
                 found = f"the documents are longer than a row of {layout.sequence_length} tokens"

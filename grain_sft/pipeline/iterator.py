@@ -19,8 +19,8 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 from grain_sft.source import Element, workers
 
-READ_THREADS = 2
-PREFETCH = 8  # batches
+READ_THREADS = 2  # default number of threads that make batches ahead
+PREFETCH = 8  # default number of batches that are made ahead
 _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", "stages"  # keys of a state
 
 

@@ -19,6 +19,7 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     },
     base=Observer,
 )
+"""Observers by name. The rooms of these observers import this room, so the table imports them on first use."""
 
 
 @functools.cache

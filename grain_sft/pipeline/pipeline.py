@@ -57,6 +57,7 @@ class Pipeline:
       planned_sampler: The argument `sampler`, without the amendments.
       sampler: The sampler with the amendments, which `pipeline[step]` uses.
       withdrawals: Documents that amendments withdraw; None if no amendment withdraws documents.
+      described: Text of each transform, for the receipt.
 
     Raises:
       PipelineError: The sampler is for another number of rows, a transform is not a `Map`, or the audit log is in a bucket.
@@ -87,8 +88,10 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
+        """Set the attributes that a pipeline with stages has once for all stages."""
         self.audit: Any = None
         objects = as_objects("observers", observers, Observer)
+        # standing observers are called for every pipeline anyway
         self.observers: tuple[Observer, ...] = tuple(each for each in objects if each not in standing_observers())
         if audit is not None:
             self.audit = OBSERVERS["audit"](audit)
@@ -135,7 +138,7 @@ class Pipeline:
 
         Args:
           slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
-          columns: First column and the column after the last; None for all.
+          columns: Pair (first column, column after the last); None for all columns.
 
         Raises:
           RowIndexError, CorpusFileError: As for `pipeline[step]`.
@@ -155,7 +158,7 @@ class Pipeline:
 
     @property
     def reads_columns(self) -> bool:
-        """Whether `read` reads only the requested columns."""
+        """Whether `read` with `columns` reads only these and the columns that they depend on, instead of whole rows."""
         return all(column_reach(stage.transforms) is not None and not stage.source.layout.row_lengths for stage in self.stages)
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:

@@ -15,14 +15,15 @@ from grain_sft.errors import PipelineError
 
 T = TypeVar("T")
 
-_CHECKED_EVERY = 1.0  # seconds
-_ENDS_IN = 5.0  # seconds for the last steps when the interpreter ends
+_CHECKED_EVERY = 1.0  # seconds between two checks of `get` that the result may still come
+_ENDS_IN = 5.0  # seconds that threads have to finish their steps when the interpreter ends
 
 
 class Result(Generic[T]):
     """Result of one step: `value` or `error`.
 
-    The thread that acquires the lock `claimed` makes the result. It sets `value` or `error`, sets `ready`, and releases `done`.
+    The thread that acquires the lock `claimed` makes the result. It sets `value` or `error`, sets `ready` to True, and releases
+    the lock `done`, which is locked from the beginning.
     """
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
@@ -73,10 +74,11 @@ class ReadAhead(Generic[T]):
         check: Callable[[], None] | None = None,
     ) -> None:
         self._make, self._close, self._check = make, close, check
+        # `_next` is the first step that no call of `advance` has requested
         self._next, self._end, self._ahead, self._half = start, end, ahead, ahead // 2
         self.due = -1
         self.results: dict[int, Result[T]] = {}
-        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # an integer wakes a thread, and None ends one
         names = [f"{name}_{number}" for number in range(threads)]
         self.threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in names]
         self._starting, self._started, self._closed = threading.Lock(), False, False
@@ -88,7 +90,8 @@ class ReadAhead(Generic[T]):
         if result is None or not result.ready:
             self.advance(step)
             result = self.results.setdefault(step, Result())  # a signal handler may have called `close`
-            while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):  # `done` is not needed again
+            # `done` is not released after this wait, because later calls see that `ready` is True
+            while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):
                 if self._closed:
                     problem = f"the iterator was closed while step {step} was awaited"
                     raise PipelineError(f"{problem}. Make another with pipeline.iter(start_step={step}).")
@@ -107,7 +110,7 @@ class ReadAhead(Generic[T]):
         for wanted in range(self._next, end):
             results.setdefault(wanted, Result())
         if end > self._next:
-            # After an exception here, the next call wakes the threads again. Only one thread can claim a result.
+            # After an exception here, the next call wakes the threads again. This does no harm: one thread claims a result.
             for _ in self.threads:
                 self._wanted.put(end)
             self._next = end
@@ -116,7 +119,7 @@ class ReadAhead(Generic[T]):
             _thread.start_new_thread(self._start, ())
 
     def close(self) -> None:
-        """Have the threads end after the steps that they are making."""
+        """Drop the results, and let each thread end after the step that it is making."""
         self._wanted.put(None)
         self.results, self._closed = {}, True
         if self._close is not None:
@@ -124,7 +127,7 @@ class ReadAhead(Generic[T]):
 
     def _start(self) -> None:
         """Start the threads, once. This runs in a separate thread, which Ctrl-C does not reach."""
-        if not self._starting.acquire(blocking=False):  # the lock is never released
+        if not self._starting.acquire(blocking=False):  # never released, so that only the first call starts threads
             return
         started = 0
         with contextlib.suppress(RuntimeError):  # the system allows no more threads

@@ -66,10 +66,11 @@ class Receipt:
         check_type("other", other, Mapping, "the `parts` of another receipt")
         check_type("before", before, numbers.Integral | None, "a step, or None")
         sentences = []
-        data_before = self.data_step(before - 1) + 1 if before else before  # `before` as a data step
+        # `before` as a data step, without the steps that an amendment at `before` skips
+        data_before = self.data_step(before - 1) + 1 if before else before
         for name in {**self.parts, **other}:
             here, there = self.parts.get(name), other.get(name)
-            # the text of a stage states a data step
+            # the text of a stage states its first step as a data step, and the text of an amendment as a step
             is_stage = name.startswith("stage ") and ": amendment " not in name
             if here != there and begins_before(data_before if is_stage else before, (here, there)):
                 sentences.append(f"{name} differs: here {here or 'nothing'}; there {there or 'nothing'}.")
@@ -125,6 +126,7 @@ def described(transform: grain.transforms.Map) -> str:
 
 
 def _attributes(value: object) -> dict[str, Any]:
+    """Return the attributes of an object by name, sorted by name."""
     state: Any = object.__getstate__(value)
     if isinstance(state, tuple):  # a class with slots: (attributes, slots)
         state = {**(state[0] or {}), **state[1]}
@@ -144,7 +146,7 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
     Sets of numbers are not sorted, because their order is the same in all processes.
     """
     text = repr(value)
-    if "{" not in text or id(value) in parents:  # an object may contain itself
+    if "{" not in text or id(value) in parents:  # `value` contains no set, or contains itself
         return text
     parents = (*parents, id(value))
     is_set = isinstance(value, set | frozenset)
@@ -152,7 +154,7 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
         return "{" + ", ".join(sorted(_repr(item, parents) for item in value)) + "}"
     inner = value if is_set or isinstance(value, Mapping | list | tuple) else _attributes(value)
     items = [*inner, *inner.values()] if isinstance(inner, Mapping) else inner
-    for item in items:
+    for item in items:  # in the text, replace each item that may contain a set
         if "{" in (unsorted := repr(item)):
             text = text.replace(unsorted, _repr(item, parents))
     return text
@@ -173,7 +175,7 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return [arrays for item in value if (arrays := _arrays(item, parents)) is not None] or None
     if isinstance(value, type) or not _is_abbreviated(value):
         return None
-    if not hasattr(value, "tolist"):
+    if not hasattr(value, "tolist"):  # an object that is not an array, but may have arrays in its attributes
         return _arrays(_attributes(value), parents)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return value.tolist()

@@ -73,7 +73,7 @@ class Delivery(NamedTuple):
     """One batch that an iterator hands out.
 
     Attributes:
-      writer: Whether this process has the first row of the global batch. Only the process with this row writes files.
+      writer: Whether this process has the first row of the global batch. Only this process writes files, such as the audit log.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.

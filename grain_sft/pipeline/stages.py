@@ -29,8 +29,8 @@ class StagedPipeline(Pipeline):
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
     lengths. Example: a stage has read 3 rows of 4 tokens, tokens 0 to 11. The next stage has rows of 8 tokens. It begins at
-    its row 2, which is token 16, and leaves out 4 tokens. In each stage, the shares of a mixture are counted from the stage's
-    first row.
+    its row 2, which is token 16, and leaves out 4 tokens. The shares that the sources of a mixture have of the rows are counted
+    from the first row of each stage.
 
     Args:
       stages: Stages in order.
@@ -69,7 +69,8 @@ class StagedPipeline(Pipeline):
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
             if sampler.num_steps is not None and first_step >= self._skips.step_of(sampler.num_steps):
-                continue
+                continue  # all steps of the stage are skipped
+            # the sampler has the weights; amendments with weights alone are left out, because nothing would remain of them
             changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
             own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
             pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -156,7 +157,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            # a withdrawn document may have another number in this stage, or none
+            # They differ if a withdrawn document has another number in this stage, or none.
             if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)

@@ -37,7 +37,7 @@ class StepIterator(grain.DatasetIterator[T]):
     and 76 us with `_make` (`bench --only windows`).
     """
 
-    _closed = True  # Grain's constructor sets it to False
+    _closed = True  # so that `close` does nothing if `__init__` fails; Grain's constructor sets it to False
     _makes_ahead: bool  # whether other threads or processes make the batches, ahead of `next`
 
     def __init__(self, pipeline: Run, start: int) -> None:
@@ -55,7 +55,7 @@ class StepIterator(grain.DatasetIterator[T]):
 
     @abc.abstractmethod
     def _reader_from(self, step: int) -> ReadAhead[T]:
-        """Return the object that makes batches ahead, from `step` on. Called only if `_makes_ahead`."""
+        """Return the object that makes batches ahead, from `step` on. It is called only if `_makes_ahead` is True."""
 
     def _is_writer(self, step: int) -> bool:
         """Return `Delivery.writer` of `step`."""
@@ -79,7 +79,7 @@ class StepIterator(grain.DatasetIterator[T]):
                     step = self._offer()
                 except _EndOfRun:
                     raise StopIteration from None
-                except StopIteration as error:  # from other code, and would end the run silently
+                except StopIteration as error:  # raised by other code: it would end the run silently
                     fix = "If it calls next(), give that call a default."
                     with entry_errors(PipelineError, f"step {self.next_step}: an observer or order", fix):
                         raise error
@@ -107,7 +107,7 @@ class StepIterator(grain.DatasetIterator[T]):
             # `result.value` is None until a thread has made the batch
             result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
             batch = self._wait(step, since) if result is None or result.value is None else result.value
-            try:  # inline, because a call would add 0.7 % to the time of written rows of long documents
+            try:  # inline, because a call would add 0.7 % to the time of materialized rows of long documents
                 shape = tuple(next(iter(batch.values())).shape) or (0,)  # type: ignore[attr-defined]
             except (AttributeError, TypeError, StopIteration):  # a transform made something else than a dict of arrays
                 shape = (0,)
