@@ -102,10 +102,10 @@ class Target:
         if not files.exists(self.manifest):
             if not self.remote and os.path.ismount(self.output):  # `_publish` could not rename a folder to it
                 raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
+            self.finished({"key": ""}, overwrite=True)  # raises an error if the output has other files
             files.check_writable(self.output, folder=True)
             if not self.remote:  # the output may be an empty folder that can be written, unlike the folder above
                 files.check_writable(self.work, folder=True)
-            self.finished({"key": ""}, overwrite=True)  # raises an error if the output has other files
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
