@@ -68,7 +68,7 @@ class PartsMaker:
             with naming(self._where, f"{self._where}: layout"):
                 source = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
                 length = source.layout.sequence_length
-                # A layout with default transforms of its own may have longer rows, which these cut: see `megatron_gpt`.
+                # A layout with default transforms of its own may have longer rows, which these cut, as `megatron_gpt` has.
                 if length != options["sequence_length"] and tuple(source.layout.transforms) == Layout.transforms:
                     found = f"{name_of(type(source.layout))}: sequence_length={length}, not that of the config"
                     raise LayoutError(f"{found}. Set it to the argument, or state `transforms` that cut the rows.")

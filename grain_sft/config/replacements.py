@@ -22,7 +22,7 @@ from grain_sft.pipeline import Stage
 from grain_sft.sampling import StepMap
 
 Replacement = tuple[int, Section]
-"""Data step at which an amendment replaces a source, and the section `replace` of the amendment."""
+"""Pair (data step at which an amendment replaces a source, section `replace` of the amendment)."""
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str, maker: PartsMaker) -> dict[str, Any]:
@@ -42,20 +42,19 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
         return config
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
     replacements = [(skips.data_step(section["from"]), section) for section in sections]
-    stages = list(_stages_of(config, replacements, maker))
+    stages = list(_stages_of(config, replacements, maker))  # tuples (first data step, data step after the last, stage)
     for step, section in replacements:
         _check_replace(section, [stage for _, end, stage in stages if step < end], where)
     dividing = [(step, section) for step, section in replacements if keys_of_stage(section)]
     if not dividing:
         return config
     entries: list[Mapping[str, Section]] = []
-    replaced: list[Replacement] = []
+    dividing_so_far: list[Replacement] = []
     for number, entry in enumerate(amendments):
         entries.append(entry)
         if "replace" in entry and keys_of_stage(entry["replace"]):
-            # weights to restate if only this replacement and those before it divide stages
-            replaced.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
-            restated = _weights_to_restate(stages, replaced, amendments, [*entries, *amendments[number + 1 :]], skips)
+            dividing_so_far.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
+            restated = _weights_to_restate(stages, dividing_so_far, amendments, [*entries, *amendments[number + 1 :]], skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in restated]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, dividing)]
     # A config with stages can't have a schedule outside of them. Each stage has a copy of it, so it is removed here.
@@ -85,7 +84,7 @@ def _stages_of(
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler.
 
-    `replacements` are as in `_divide`.
+    The data step after the last is `sys.maxsize` for a stage without an end. `replacements` are as in `_divide`.
     """
     stages = config.get("stages") or [{}]
     begin = 0
@@ -147,7 +146,10 @@ def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
 
 
 def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap) -> list[tuple[int, Section]]:
-    """Return a pair (data step, weights by source) for each amendment that changes weights, ascending by step."""
+    """Return the pair (data step, weights by source) of each `reweight` and `replace` amendment, ascending by step.
+
+    The weights are {} for a `replace` amendment that changes no weight, or only that of a source in an inner mixture.
+    """
     amended = (
         (skips.data_step(section["from"]), section["weights"] if kind == "reweight" else weights_of(section))
         for entry in amendments

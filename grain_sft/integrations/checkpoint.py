@@ -9,7 +9,7 @@ from grain_sft.errors import PipelineError, RowIndexError, import_extra
 from grain_sft.pipeline import PREFETCH, READ_THREADS, PipelineIterator, Run, StepIterator
 from grain_sft.storage import files
 
-_STEP, _PARTS = "next_step", "parts"
+_STEP, _PARTS = "next_step", "parts"  # keys of a state
 
 
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:

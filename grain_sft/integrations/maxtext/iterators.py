@@ -24,6 +24,8 @@ TRAINING_CONFIG = "the config of the data to train on"
 class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText. They end after `num_batches`, because some of MaxText's loops never end by themselves.
 
+    If `num_batches` is None, they end with the data of the pipeline.
+
     Attributes:
       failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises `failure`
         after the run.

@@ -107,7 +107,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
     path, size = scanner.path, scanner.size
     stream = _Stream(scanner)
-    batches_end = 0
+    batches_end = 0  # offset after the last message that was read
     first_dictionaries = 0  # number of dictionaries before the first batch
     try:
         reader = ipc.open_stream(PythonFile(stream))

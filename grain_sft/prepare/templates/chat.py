@@ -17,7 +17,7 @@ from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
-from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, find_turns
+from grain_sft.prepare.templates.chat_spans import CACHED_RESULTS, RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans, Tools, with_reasoning
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -57,7 +57,7 @@ class Chat(Template):
         # `encodes_whole_chats`: the library (Hugging Face's) finds the control tokens in a chat itself
         self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
         # the texts around the contents are often the same in chats with the same roles
-        self._find = functools.lru_cache(maxsize=KEPT)(self._encoder.find)
+        self._find = functools.lru_cache(maxsize=CACHED_RESULTS)(self._encoder.find)
         # `ChatPieces` may add an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"

@@ -76,7 +76,10 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encoder that gives the whole chat to a Hugging Face tokenizer, which finds control tokens itself."""
+    """Encoder that gives the whole chat to a Hugging Face tokenizer, which finds control tokens itself.
+
+    It uses three forms of the tokenizer, `exact`, `strict` and `plain`, which `HuggingFaceTokenizer` describes.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -160,6 +163,7 @@ class ChatPieces(Encoder):
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """Encode the texts between control tokens in one call, and put the ids of the control tokens between them."""
+        # with known places, other spellings of control tokens in the chat are ordinary text
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id

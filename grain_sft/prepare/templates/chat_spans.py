@@ -17,7 +17,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
-KEPT = 1000  # cached results for (template, sequence of roles); most chats have one of a few sequences of roles
+CACHED_RESULTS = 1000  # size of caches of results that depend on a chat's roles; chats have few different sequences of roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RenderedChat:
         return None if around is None else _spans_between(around, contents, self.text)
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=CACHED_RESULTS)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
     """Return the texts before, between and after the contents of messages with these roles and no other keys.
 
