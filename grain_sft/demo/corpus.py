@@ -34,7 +34,7 @@ _QUESTIONS: dict[type[ast.AST], str] = {
     ast.ClassDef: "What is {}?",
     **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), "What does {} do?"),
 }
-_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates, which UTF-8 cannot encode
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, which `prepare` refuses, and lone surrogates, which UTF-8 cannot encode
 
 
 class Entry(NamedTuple):
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
-    """Make the corpus and the config in the folder `root`. Return the corpus and the content of its prepare.json.
+    """Make the corpus and the config in the folder `root`. Return the corpus and its manifest, prepare.json.
 
     Args:
       seed: Seed of the order of rows, for the config.
@@ -61,6 +61,8 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
     write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
+    # Template and format are both "primer". With special_text="encode", a docstring that spells a special token, such as
+    # `</s>`, is ordinary text.
     request = Request((Dataset((chats,)),), "primer", model, "primer", special_text="encode")
     manifest = prepare(request, folder / "sft", workers=1)
     config = {
@@ -92,7 +94,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         question_by_text[text] = question
-    else:  # below the limit
+    else:  # all docstrings were read: they are below the limit
         if count < MIN_CHARACTERS:
             problem = f"found {count} characters of docstrings; expected {MIN_CHARACTERS} or more"
             raise GrainSftError(f"{library}: {problem}. Use a Python that comes with its source files.")
@@ -124,5 +126,5 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(child, f"{name}.{child.name}")
-        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # may have definitions, as in `if` and `try`
             yield from _docstrings(child, name)

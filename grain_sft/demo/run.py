@@ -24,7 +24,7 @@ from grain_sft.storage import exclusive, files, without_interrupts
 
 INTERRUPTED, RESUMED, UNINTERRUPTED = "interrupted", "resumed", "uninterrupted"
 
-_MARKER = ".grain_sft_demo"
+_MARKER = ".grain_sft_demo"  # file that marks the folder of a demo; a running demo locks it
 _PRINT_EVERY = 10  # steps
 _say = functools.partial(print, flush=True)
 _ENVIRONMENT = {
@@ -116,6 +116,7 @@ def newest_step(checkpoints: str | os.PathLike[str]) -> int:
 
 
 def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
+    """Print figures of the corpus and of its packed rows."""
     counts = manifest["splits"]["train"]
     layout = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
     padding = layout["padding"] / (layout["tokens"] + layout["padding"])
@@ -139,7 +140,7 @@ def train(name: str, options: Options, kill_after: int | None = None) -> Log:
     path = Path(options.folder, "log.jsonl")
     path.parent.mkdir(parents=True)
     records: dict[int, Record] = {}
-    last_line = "it printed nothing."
+    last_line = "it printed nothing."  # last line that is not a record; a process that fails ends with the reason
     with started(options) as process, open(path, "w", buffering=1, encoding="utf-8") as log:
         for line in process.stdout or ():
             if (record := parse(line)) is None:
@@ -173,8 +174,9 @@ def train(name: str, options: Options, kill_after: int | None = None) -> Log:
 @contextlib.contextmanager
 def started(options: Options) -> Iterator[subprocess.Popen[str]]:
     """Start a training process that prints its records, and kill it at the end."""
-    with without_interrupts():
+    with without_interrupts():  # only this process handles Ctrl-C, and kills the other process
         process = subprocess.Popen(
+            # with -P, Python imports no module of the current folder
             [sys.executable, "-P", "-m", "grain_sft.demo.train", msgspec.json.encode(options).decode()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -220,7 +222,7 @@ def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
 
 def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
     """Print the losses of the runs, and return whether their records are equal."""
-    end = len(logs[INTERRUPTED])
+    end = len(logs[INTERRUPTED])  # number of steps before the kill
     at_resumption = range(resumed_from - 1, resumed_from + 2)
     shown = {0, *at_resumption, end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
     lines = table(sorted(shown & set(range(steps))), logs)

@@ -98,7 +98,8 @@ def _normed(x: jax.Array) -> jax.Array:
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Return `x`, float32 [rows, L, heads, head width], with rotary position embeddings.
 
-    Columns i and i + head width / 2 are the coordinates of a point. Its angle grows by the token's position times frequency i.
+    Elements i and i + head width / 2 of a head are the coordinates of a point. The point is rotated by the token's position
+    times frequency i.
     """
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
@@ -161,7 +162,7 @@ def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
 
 
 def main(options: str) -> int:
-    """Train with `options`, a JSON text, and return the exit status. On failure, print the reason last."""
+    """Train with `options`, a JSON text, and return the exit status. On failure, print the reason in the last line."""
     try:
         train(msgspec.json.decode(options, type=Options))
     except Exception as error:

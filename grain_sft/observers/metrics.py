@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
+# the keys of these two are names of `activity.counts`, the counters that all threads of this process add to
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",
@@ -37,7 +38,7 @@ _COUNTERS = {
     "shard_cache_misses": "Blocks that were not in the shard cache when they were wanted.",
     "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
 }
-_STORES = {"local_bytes": "local", "remote_bytes": "remote"}  # label of the counter grain_sft_read_bytes, by `activity` count
+_STORES = {"local_bytes": "local", "remote_bytes": "remote"}  # labels `store` of the counter grain_sft_read_bytes
 _HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time that a thread took to make each batch."}
 
 

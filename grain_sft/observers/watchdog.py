@@ -87,14 +87,14 @@ class _IteratorWatch(_Watch):
             step, since = wait
             lines = self._describe(iterator)
             if self._stats.waiting == wait:  # False if the batch arrived in the meantime
-                self._stats.stalled = wait
+                self._stats.stalled = wait  # then `stall_ended` is called after the wait
                 logging.warning("Step %d: no batch after %.1f s.\n  %s", step, now - since, "\n  ".join(lines))
         if now - self._last_summary >= self.summary:
             self._log_summary(iterator, now)
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
-        pids = iterator.worker_pids()
+        pids = iterator.worker_pids()  # the first is the worker of the next batch
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
@@ -103,7 +103,7 @@ class _IteratorWatch(_Watch):
         stats = iterator.stats  # this adds the times of new batches to `activity.recent`, which the next line reads
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
-        if stats.steps > 1:
+        if stats.steps > 1:  # the training loop ran `steps` - 1 times, between the steps
             lines.append(f"earlier, the training loop took {_short(stats.elsewhere / (stats.steps - 1))} a step")
         return lines
 
@@ -117,7 +117,7 @@ class _IteratorWatch(_Watch):
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
             return
-        self._stats.longest = 0.0  # for the next summary; `stats` is a copy
+        self._stats.longest = 0.0  # the next summary has a maximum of its own; `stats` is a copy
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
         # the training loop runs between steps: 4 times in the first 5 steps of a run
@@ -153,7 +153,8 @@ class Watchdog(Observer):
         """Begin without watches and without a thread. A forked child does not have the thread of its parent."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
-        # an `Event` would hang if an exception such as KeyboardInterrupt arrived inside its methods
+        # An item ends the thread's pause between two checks. An `Event` would hang if an exception such as KeyboardInterrupt
+        # arrived inside its methods.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -165,7 +166,7 @@ class Watchdog(Observer):
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
-            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # a process has one such watch
+            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # one such watch; its key is the class
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         logging.warning("Step %d %s after %.1f s.", step, "came" if error is None else "failed", seconds)

@@ -14,7 +14,7 @@ from grain_sft.errors import CorpusError
 BASE = 3e-4
 """Learning rate of a Llama model with batches of `BASE_TOKENS` tokens that take loss."""
 BASE_TOKENS = 4_000_000
-"""Number of tokens that take loss in a batch, for which `BASE` is the learning rate."""
+"""Number of tokens that take loss in a batch. For this number, the learning rate is `BASE`."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
 """Divisors of the learning rate, by a part of the model's name. If the name contains several keys, the first one applies."""

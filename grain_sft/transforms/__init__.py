@@ -1,4 +1,4 @@
-"""Transforms: Grain `Map`s that turn a source's arrays into a trainer's batch. All of them accept [L] and [rows, L]."""
+"""Transforms: Grain `Map`s that turn a source's arrays, [L] for a row or [rows, L] for a batch, into a trainer's batch."""
 
 import grain
 
@@ -29,8 +29,8 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 )
 """Transforms by their name in a config. The constructor's arguments are the options of the transform.
 
-A transform may have attributes that describe it: see `trait` and `column_reach`. If no target in the first batches of a run
-takes loss after a transform, the error quotes the transform's attribute `no_loss_reason`, if it exists.
+A transform may have attributes that describe it: see `trait` and `column_reach`. A run logs a warning if no target in its first
+batches takes loss. If a transform took the loss off, the warning quotes its attribute `no_loss_reason`, if it exists.
 """
 
 __all__ = [

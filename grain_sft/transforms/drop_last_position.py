@@ -13,8 +13,9 @@ class DropLastPosition(grain.transforms.Map):
     Rows of L + 1 tokens become batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The arrays are contiguous.
     """
 
-    cuts_columns = True
-    column_reach = (0, 1)  # columns 0 to 9 of the output need columns 0 to 10 of the input: `map` cuts column 10
+    cuts_columns = True  # see `trait`
+    # see `column_reach` in element.py; for columns 0 to 9 of the output, `map` needs columns 0 to 10, and cuts column 10
+    column_reach = (0, 1)
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

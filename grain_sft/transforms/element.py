@@ -19,7 +19,7 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
     for key in keys:
         if key not in element:
             problem = f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}"
-            fix = "ShiftTargets turns the source's dict into a batch: place this transform on its other side"
+            fix = "ShiftTargets turns the source's dict into a batch: place this transform on the other side of ShiftTargets"
             raise TransformError(f"{problem}. {fix}.")
 
 
@@ -34,6 +34,7 @@ def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Eleme
 
 def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Return `tokens` as int32, without a copy if their dtype has 32 bits. Raise a `TransformError` if a token does not fit."""
+    # every value of a narrower dtype fits
     if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:
         place = np.argwhere(tokens > INT32_MAX)[0].tolist()
         found = f"a token id at {place} of the batch is above {INT32_MAX}: no vocabulary has it"
@@ -57,11 +58,11 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return (before, after) for a chain of transforms: how far a column of the output reaches in the input.
+    """Return the pair (before, after) for a chain of transforms: how far a column of the output reaches in the input.
 
-    Column c of the output depends on columns c - before to c + after of the input. None means that it may depend on any column.
-    A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the next token. A subclass
-    that overrides `map` has to state `column_reach` again.
+    Column c of the output depends on columns c - before to c + after of the input. The result None means that a column may
+    depend on any column. A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the
+    next token. A subclass that overrides `map` has to state `column_reach` again.
     """
     before = after = 0
     for transform in transforms:

@@ -41,9 +41,9 @@ class NgramFilter(grain.transforms.Map):
         So a row that ends in `max_count` padding tokens takes no loss.
 
     Search: call column i equal for p = 2 if `tokens[i] == tokens[i - 2]`. With `max_count` = 32, a row that fails has a run of
-    2 * 31 = 62 consecutive equal columns. So the search first tests only every 62nd column: one of these is in the run. If a
-    tested column is equal, the search tests the next 8 columns on each side. If those of one side are equal, the search
-    measures the whole run.
+    2 * 31 = 62 consecutive equal columns: those of all repeats but the first. So the search first tests only every 62nd column:
+    one of these is in the run. If a tested column is equal, the search tests the next 8 columns on each side. If all 8 of one
+    side are equal, the search measures the whole run.
 
     Args:
       max_period: Number of tokens of the longest n-grams that are counted.
@@ -94,7 +94,8 @@ class NgramFilter(grain.transforms.Map):
 
         `segment_ids` is 0 at padding, and None if no row has padding.
         """
-        # `ShiftTargets.read` may call this method. The pipeline records only the transforms that it calls itself.
+        # Records what this thread does. The pipeline records only the transforms that it calls itself, and `ShiftTargets.read`
+        # may call this method.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
         segments = None if segment_ids is None or self.count_padding else segment_ids.reshape(rows.shape)
@@ -144,7 +145,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
     # A run has n = p * (repeats - 1) equal pairs or more, one of them at `at`. On the left or on the right of `at`, it has
     # (n - 1) // 2 others or more. So the search tests at most that many on each side, with the smallest p.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
-    # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
+    # The first round tests only the next column on each side. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
         for side in (distances, -distances):

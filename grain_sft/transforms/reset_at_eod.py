@@ -49,11 +49,12 @@ class ResetAtEod(grain.transforms.Map):
         begins = self._begins(element["inputs"], segments)
         batch = dict(element)
         if self.attention:
-            ids = np.cumsum(begins, axis=-1, dtype=np.int32)
+            ids = np.cumsum(begins, axis=-1, dtype=np.int32)  # from 1, because column 0 begins a segment
             batch["inputs_segmentation"] = np.where(segments != 0, ids, np.int32(0))
             batch["targets_segmentation"] = np.where(element["targets_segmentation"] != 0, ids, np.int32(0))
         if self.positions:
             columns = np.arange(begins.shape[-1], dtype=np.int32)
+            # each column minus the column at which its segment begins
             positions = columns - np.maximum.accumulate(np.where(begins, columns, np.int32(0)), axis=-1)
             positions[segments == 0] = 0
             batch["inputs_position"] = batch["targets_position"] = positions

@@ -15,7 +15,7 @@ from grain_sft.types import Ints
 
 
 class ShiftTargets(Map):
-    """Transform from the arrays of a source to the keys of MaxText's trainer.
+    """Transform from the arrays of a source to the arrays that MaxText's trainer expects.
 
     The values are [L] or [rows, L], and int32 except the weights. The keys:
       inputs: The tokens.
@@ -23,18 +23,18 @@ class ShiftTargets(Map):
         multiple of 128 or 512.
       inputs_position, targets_position: Positions of the tokens, the same array under both keys.
       inputs_segmentation: Segment ids of the tokens.
-      targets_segmentation: Segment id if the target takes loss and is in the same segment, else 0.
+      targets_segmentation: Segment id of the input if its target is in the same segment and takes loss, else 0.
       targets_weights: float32, weight of the target; 0 if the target takes no loss. The key exists only if the source has
         `loss_weights`.
 
-    `map` does not copy positions and segment ids.
+    `map` does not copy positions and segment ids: the batch has the arrays of the source's dict.
     """
 
     shifts_targets = True
     column_reach = (0, 1)  # reads the next token and its segment id
 
     def __init__(self) -> None:
-        self._arrays = Arrays()
+        self._arrays = Arrays()  # reuses the memory of earlier batches
 
     def map(self, element: Element) -> Element:
         """Return the trainer's batch for `element`, a row or the rows of a source.
@@ -67,7 +67,7 @@ class ShiftTargets(Map):
           RowIndexError, CorpusFileError: As in `source.read`.
         """
         read = source.read_rows(rows)
-        if read is None:
+        if read is None:  # the source can't make targets of these rows, such as rows whose tokens may exceed int32
             element = source.read(rows)
             for ngram_filter in filters:
                 element = ngram_filter.map(element)
@@ -85,7 +85,7 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
     left. It applies no transform in three cases: `source` lacks `read_rows`, ShiftTargets is missing, or a transform before
-    ShiftTargets is not an NgramFilter. A subclass of NgramFilter or ShiftTargets does not count.
+    ShiftTargets is not an NgramFilter. A subclass of NgramFilter or ShiftTargets does not count, because it may override `map`.
 
     Raises:
       TransformError: ShiftTargets is applied to preference pairs.
@@ -102,6 +102,7 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
 
 
 def _batch(read: ReadRows) -> Element:
+    """Return the trainer's batch of rows. It has `targets_weights` only if `read.loss` has weights, which are float32."""
     inputs, targets, positions, segment_ids, target_segment_ids, loss, _ = read
     batch = {
         "inputs": inputs,

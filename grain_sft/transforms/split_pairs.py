@@ -1,4 +1,4 @@
-"""`SplitPairs`: a transform for DPO and ORPO trainers."""
+"""`SplitPairs`: a transform for DPO and ORPO trainers, which train on preference pairs."""
 
 import grain
 import numpy as np
@@ -12,6 +12,8 @@ from grain_sft.transforms.element import INT32_MAX, as_int32, require_keys
 
 class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
+
+    A row has three segments: the prompt, the chosen response and the rejected response.
 
     `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. For rows of L tokens,
     R is (L - P) / 2: 512 for L = 1536 and P = 512. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is
@@ -45,6 +47,7 @@ class SplitPairs(grain.transforms.Map):
         tokens, segments, prompt = as_int32(element["tokens"]), element["segment_ids"], self.prompt_length
         response, odd = divmod(tokens.shape[-1] - prompt, 2)
         sizes = {"prompt": prompt, "chosen": response, "rejected": response}
+        # for each segment, its number of tokens in each row: [1], or [rows, 1]
         lengths = [np.count_nonzero(segments == number, axis=-1)[..., None] for number in (1, 2, 3)]
         fits = response > 0 and not odd and segments.max(initial=0) <= len(sizes)
         if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):

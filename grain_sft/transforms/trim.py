@@ -36,7 +36,7 @@ class TrimToMultiple(grain.transforms.Map):
         require_keys(self, element, (key,))
         segments = element[key]
         length = segments.shape[-1]
-        # last column that is not padding in all rows; 0 if there is no such column
+        # last column with a token in any row; 0 if no row has a token
         last = int(np.flatnonzero(segments.reshape(-1, length).any(axis=0)).max(initial=0))
         kept = min(length, (last // self.multiple + 1) * self.multiple)
         if kept == length:
