@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from batches import load, sections
+from batches import error_of, load, sections
 from sft_files import PAD, documents, make_pairs, write_episodes, write_pairs
 
 from grain_sft import GrainSftError, NpyDataSource, open_corpus
@@ -118,8 +118,7 @@ def test_transforms_that_would_train_on_other_tokens_are_refused(tmp_path):
     split = {"split_pairs": {"prompt_length": 16, "pad_token_id": PAD}}
     with pytest.raises(GrainSftError, match=r"the token at \[0, 2\] takes no loss, but trainers of pairs"):
         load({**config, "transforms": [masks, split]})[0]
-    with pytest.raises(GrainSftError, match="would train on the pairs' rejected responses"):
-        load({**config, "transforms": ["shift_targets"]})
+    assert "would train on the pairs' rejected responses" in error_of(config | {"transforms": ["shift_targets"]})
 
 
 def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, caplog):

@@ -65,6 +65,9 @@ class Browser:
         for command, parameters in (("DeviceMetricsOverride", screen), ("EmulatedMedia", colours)):
             self.call("POST", "/goog/cdp/execute", {"cmd": f"Emulation.set{command}", "params": parameters})
 
+    def close(self) -> None:
+        self.call("DELETE", "")
+
     def _log(self, kind: str) -> Any:
         return self.call("POST", "/se/log", {"type": kind})
 
@@ -92,11 +95,8 @@ def chromium() -> Iterator[Browser]:
         try:
             lines = (line.split("successfully on port ") for line in process.stdout)  # the loop ends if the driver does
             port = next(words[1].strip(". \n") for words in lines if len(words) == 2)
-            browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
-            try:
+            with contextlib.closing(Browser(f"http://127.0.0.1:{port}", binary, profile)) as browser:
                 yield browser
-            finally:
-                browser.call("DELETE", "")
         finally:
             process.terminate()
             process.wait(10)
