@@ -107,6 +107,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints, documents: Documents | N
         unknown_document, num_documents = "names a document that does not exist", layout.num_documents
     outside = np.zeros(len(row), np.bool_)
     if documents:
+        # "clip", because the numbers of shards and documents may be wrong
         begin = pieces.start + layout.corpus.shard_borders.take(shard, mode="clip")
         first, length = (column.take(document, mode="clip") for column in documents)
         outside = (document >= 0) & ((begin < first) | (begin + pieces.length > first + length))

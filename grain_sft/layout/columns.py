@@ -18,6 +18,8 @@ class ColumnsLayout(Layout):
     Segments keep the numbers and positions that they have in the whole row. If column 500 begins segment 2, column 512 is
     position 12 of segment 2. A row that has only padding in these columns has no pieces.
 
+    With context parallelism, several hosts share a row. Each of them reads only its columns through this layout.
+
     Args:
       layout: Layout of whole rows.
       start, stop: First column, and the column after the last.

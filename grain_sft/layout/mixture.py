@@ -46,6 +46,7 @@ class MixtureLayout(Layout):
         if names := [name for name, part in parts.items() if part.row_lengths]:
             raise LayoutError(f"source {names[0]} has rows of several lengths. Give it a layout of rows of one length.")
         of_pairs = [part.of_pairs for part in parts.values()]
+        # layouts of pairs state their prompt length and their padding in `transforms`
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
             listed = ", ".join(f"{name}: {text}" for name, text in transforms.items())

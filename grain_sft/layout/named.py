@@ -181,10 +181,12 @@ def _check_source(name: str, layouts: Sequence[Layout]) -> None:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20  # Python's `int` refuses more than 4,300 digits
+    # int64 has at most 19 digits; Python's `int` refuses texts of more than 4,300
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
+    """Return the arrays as one; None if there is no array, because nothing has the name."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 
@@ -217,6 +219,7 @@ class _Inputs:
 
     @functools.cached_property
     def _numbers(self) -> list[int]:
+        """Numbers of the inputs that have documents, ascending."""
         return [] if self._table is None else np.unique(self._table[:, 0]).tolist()
 
     def documents_of(self, name: str) -> Ints | None:

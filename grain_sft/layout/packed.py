@@ -240,7 +240,7 @@ class PackedLayout(Layout):
         return self._hash_of([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
 
     def __getstate__(self) -> dict[str, object]:
-        set_by_open = ("finder", "plans", "_begins")
+        set_by_open = ("finder", "plans", "_begins")  # large, and cached on disk: `__setstate__` opens them again
         return {name: value for name, value in vars(self).items() if name not in set_by_open}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -62,12 +62,12 @@ class PaddedLayout(Layout):
         """Return what is cut from long documents, the documents that are too short, the padding, and tokens in no document."""
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
-        dropped = int(whole.sum()) - kept - self.cut_tokens
+        dropped_tokens = int(whole.sum()) - kept - self.cut_tokens
         # A cut document has more tokens than a row, and at least `min_tokens` tokens. A shorter document is dropped instead.
         num_cut = int(np.count_nonzero(whole > max(length, self.min_tokens - 1)))
         return [
             (f"truncated to the {self.keep} {length:,} tokens", num_cut, self.cut_tokens),
-            (f"dropped, shorter than {self.min_tokens} tokens", self.dropped, dropped),
+            (f"dropped, shorter than {self.min_tokens} tokens", self.dropped, dropped_tokens),
             ("padding of rows", None, len(self) * length - kept),
             ("in no document", None, self.corpus.num_tokens - int(whole.sum())),
         ]

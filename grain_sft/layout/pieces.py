@@ -130,9 +130,10 @@ def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Join the columns of the pieces of several parts, such as the sources of a mixture, into columns sorted by row.
+    """Join the pieces of several parts, such as the sources of a mixture, and sort them by row.
 
-    The first column has the row of each piece, as an index into `part`.
+    Pieces are lists of columns, which are arrays with one value for each piece. The first column of the result has the row of
+    each piece, as an index into `part`.
 
     Args:
       part: int64 [rows], number of the part that each row is in. Without rows, the columns are those of part 0, all empty.

@@ -30,7 +30,7 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns, row after row. A piece is the part of a document that is in one row, usually all of it."""
+    """Packed rows, as arrays of pieces, row after row. A piece is the part of a document in one row, usually all of it."""
 
     start: Ints  # int64 [pieces], token offset of each piece in the corpus
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece

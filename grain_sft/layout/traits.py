@@ -124,7 +124,7 @@ class Traits:
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
-        by_start = self.corpus.documents.by_start()
+        by_start = self.corpus.documents.by_start()  # numbers of documents, by their first tokens
         holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None
         return self.corpus.sources[by_start[np.maximum(holder, 0)]]

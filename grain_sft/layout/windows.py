@@ -70,7 +70,7 @@ class WindowLayout(Layout):
 
     @property
     def stream_key(self) -> str:
-        return f"windows of {self.max_target_sequence_length}"
+        return f"windows of {self.max_target_sequence_length}"  # the same for rows of every length that divides the window's
 
     def __repr__(self) -> str:
         whole = "" if self.chunk_size == 1 else f", max_target_sequence_length={self.max_target_sequence_length}"

@@ -15,6 +15,7 @@ from grain_sft.sampling.proportions import OnExhausted, Proportions, as_shares
 from grain_sft.sampling.streams import SourceOrder
 
 Weight = int | float | str | Fraction
+"""Weight of a source, 0 or more; a text is a number, such as "0.7" or "1/3"."""
 
 
 @renamed_arguments(when_dry="on_exhausted")

@@ -199,7 +199,7 @@ class MegatronGptLayout(Layout):
         # all begins and stops are token offsets in the stream
         begin = samples * self._cut.length
         stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
-        first = stream.ends.searchsorted(begin, side="right")
+        first = stream.ends.searchsorted(begin, side="right")  # first entry of each sample
         row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
         entry = first[row] + within
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
@@ -232,7 +232,7 @@ class MegatronGptLayout(Layout):
         return self._hash_of(blocks())
 
     def __getstate__(self) -> dict[str, object]:
-        set_by_open = ("_arrays", "_streams", "_firsts", "_counts", "_blend")
+        set_by_open = ("_arrays", "_streams", "_firsts", "_counts", "_blend")  # large, and cached on disk
         return {name: value for name, value in vars(self).items() if name not in set_by_open}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -27,7 +27,7 @@ _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 
 
 
 class PackedRows(NamedTuple):
-    """Result of a packing algorithm, as columns, row after row. A piece is the part of a document that is in one row.
+    """Packed rows, as arrays of pieces, row after row. A piece is the part of a document that is in one row.
 
     Attributes:
       document: int64 [pieces], number of the document that each piece belongs to.

@@ -2,9 +2,9 @@
 
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill. The
 longest documents, with 70% of all tokens (50% in a second try), are the long documents. The algorithm places them in rounds,
-longest first. In the first round, every row gets one document. In each later round, the cheaper half of the rows gets one
-document each: the cheapest row gets the longest document, and so on. A row without space for its document gets no document
-in that round. At the end, best fit places the documents that have no row yet.
+longest first. In the first round, every row gets one document. In each later round, the cheaper half of the rows that have
+space for the shortest long document gets one document each: the cheapest row gets the longest document, and so on. A row
+without space for its document gets no document in that round. At the end, best fit places the documents that have no row yet.
 """
 
 import numpy as np
