@@ -77,7 +77,7 @@ def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain
 
 
 class _StepSampler:
-    """Sampler of the steps from `start` to the end of the run."""
+    """Grain sampler of the steps from `start` to the end of the run. The key of a record is its step."""
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._start = checked_step(pipeline, start)
@@ -102,7 +102,7 @@ class _BatchLoader(grain.DataLoader):
     def __iter__(self) -> Any:
         iterator: Any = super().__iter__()
         if self.multiprocessing_options.num_workers:
-            workers.stop_with(iterator, workers.start(iterator))
+            workers.stop_with(iterator, workers.start(iterator))  # stops the workers when `iterator` is garbage-collected
         iterator.__class__ = _BatchIterator  # Grain made the iterator, and has no option for its class
         return iterator
 

@@ -61,7 +61,7 @@ class PipelineIterator(StepIterator[Element]):
             steps = StepDataset(self.pipeline, step).to_iter_dataset(options).mp_prefetch(processes)
             source = self._from_workers = workers.InOrder(steps, step)
             of_source: dict[str, Any] = {"close": source.close, "check": source.check}
-            # one thread takes the batches in order; the workers make them ahead
+            # the workers make the batches ahead, and one thread only takes them in order
             return ReadAhead(source.next, **bounds, **of_source, ahead=1, threads=1, name="grain_sft-take")
         make = functools.partial(make_batch, self.pipeline)
         return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
@@ -118,7 +118,7 @@ class PipelineIterator(StepIterator[Element]):
         check_same_changes("later stage", state.get(_STAGES) or [], self.pipeline.later_stages, step)
         self._go_to(step)
 
-    def _get_next_index(self) -> int:
+    def _get_next_index(self) -> int:  # for Grain's function `get_next_index`
         return self.next_step
 
     def _set_next_index(self, index: int) -> None:

@@ -83,7 +83,7 @@ class Pipeline:
         if self.sampler.num_steps == self.sampler.first_step:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, self.amendments)
-        self._reader = reader_of(source, self.transforms)
+        self._reader = reader_of(source, self.transforms)  # pair: function that reads rows, transforms of its result
         self.described = tuple(map(described, self.transforms))  # before a transform's `map` changes its attributes
         self._begin(audit, observers)
 

@@ -64,6 +64,7 @@ class StagedPipeline(Pipeline):
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
         # `samplers` apply the weights of the amendments. Each `Pipeline` below applies the skips.
         samplers, _ = placed(self._planned_stages, self.amendments)
+        # from steps to data steps, which count the skipped steps too, and back
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):

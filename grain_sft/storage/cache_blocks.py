@@ -100,7 +100,7 @@ class Block(NamedTuple):
         os.pwrite(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Write the first 64 bytes of the file, after all parts are written."""
+        """Write the first 64 bytes of the file, which identify the block. Call this after all parts are written."""
         os.pwrite(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -146,6 +146,9 @@ class Space:
         """Extend the open file `fd`, which `claim` opened, to `size` bytes. Return whether the cache has room for it.
 
         If not, truncate the file to 0 bytes.
+
+        Raises:
+          OSError: The disk is full, or the lock file can't be opened.
         """
         with self._locked() as lock:
             # don't count the bytes that a killed process may have left in this file: they are removed next

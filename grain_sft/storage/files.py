@@ -144,7 +144,7 @@ def glob(pattern: str) -> list[str]:
     folders = pattern
     while local_glob.has_magic(folders):
         folders = os.path.dirname(folders)
-        for folder in local_glob.iglob(os.path.join(folders, ""), recursive=True):
+        for folder in local_glob.iglob(os.path.join(folders, ""), recursive=True):  # the "/" at the end leaves out files
             try:
                 os.scandir(folder).close()
             except OSError as error:

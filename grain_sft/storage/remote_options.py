@@ -49,6 +49,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise CorpusError(f"cache: folder is {folder!r}; expected a folder on a local disk, not a URL.")
         if unit is not None and unit < SMALLEST_UNIT:
             raise CorpusError(f"cache {folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
+        # two units, because the file of one block is larger than the block, and the cache's lock file takes space too
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
             raise CorpusError(f"cache {folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units.")
         # From here on, the fields have the checked values: a local path, an integer, and an integer or None.

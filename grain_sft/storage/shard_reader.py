@@ -99,12 +99,12 @@ class ShardReader:
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
 
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
-        """Fill `rows[i]` from value `starts[i]` of shard `shards[i]` on. All rows have one size.
+        """Fill the memory `rows[i]`, as bytes, with values of shard `shards[i]` from index `starts[i]` on, and return True.
 
-        Without `shards`, read the first shard. Errors are those of `gather`.
+        All rows have one size. Without `shards`, read the first shard. Errors are those of `gather`.
 
-        Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if `gather` is likely to
-        be faster. Windows take 9 % less time than with `gather` (`bench --only windows`).
+        Return False, and read nothing, if a file is remote, if materialized rows have other arrays between their tokens, or if
+        `gather` is likely to be faster. Windows take 9 % less time than with `gather` (`bench --only windows`).
         """
         size = sum(map(len, rows[0])) if rows else 0
         if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
@@ -120,7 +120,7 @@ class ShardReader:
         activity.count("local_bytes", num_bytes)
 
     def _read(self, pieces: Pieces) -> None:
-        """Read pieces of local files, without checking the files."""
+        """Read pieces of local files, without a check that the files are unchanged."""
         shards, starts, buffers, num_bytes = pieces
         open_files, itemsize, preadv = self._open, self._itemsize, os.preadv
         activity.doing[get_ident()] = _describe_read, self._shards, itemsize, shards, starts
@@ -152,7 +152,7 @@ class ShardReader:
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
-        # not by `_read`: its lists of buffers would make batches of padded rows 20 to 27 % slower
+        # read here, not by `_read`, because making its list of buffers would slow batches of padded rows by 20 to 27 %
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
         first_start = next((starts[:1] for _, starts, _, _ in rows if starts), [])
@@ -167,7 +167,7 @@ class ShardReader:
                     place = end
             except OSError:
                 num_read = -1
-            if num_read != place * itemsize:
+            if num_read != place * itemsize:  # a read failed or came back short
                 self._read(self._pieces(row))
             total += ends[-1] * itemsize if ends else 0
             yield
@@ -215,7 +215,7 @@ class ShardReader:
         if 2 * len(numbers) > self._open.max_descriptors:  # a mapped file has two descriptors
             return False
         mapped = [self._open.mapped(number) for number in numbers]  # this list keeps the files open during the copy
-        if not all(file.address for file in mapped):
+        if not all(file.address for file in mapped):  # a file could not be mapped
             return False
         data_ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in mapped]
         addresses, lengths = np.array(data_ranges).T

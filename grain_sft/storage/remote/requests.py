@@ -54,6 +54,7 @@ def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
 
 
 async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
+    """Return the result or the exception of each job. This runs in the event loop of `client`, in fsspec's thread."""
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
@@ -142,7 +143,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
 async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
     """Request a range. If the protocol allows, ask the server to refuse the request if the file has another version.
 
-    `headers` is filled with what the response's headers state (see `BodyHeaders`).
+    `S3Storage` sets the attributes of `headers`. Other clients do so through `body_headers`.
     """
     path, start, stop, version = wanted
     protocol = path.split("://", 1)[0]

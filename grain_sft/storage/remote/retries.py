@@ -140,7 +140,7 @@ async def retried(
             failures += 1
             elapsed = time.monotonic() - begin
             if allowed - elapsed < _FIRST_PAUSE:  # no time is left for another attempt
-                unreached = server if allowed < seconds else None
+                unreached = server if allowed < seconds else None  # `allowed` is less only if the server never answered
                 raise RequestFailedError(_explain(failures, elapsed, seconds, failure, unreached)) from failure
             activity.request_failed(_describe(failure))
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
