@@ -25,14 +25,11 @@ _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
 
 
 class PartsMaker:
-    """Maker of the data sources, samplers and transforms of the config `where`. `host` None means this process of JAX.
-
-    Stages with equal sections share corpora and sources.
-    """
+    """Maker of the data sources, samplers and transforms of the config `where`. Stages share equal corpora and data sources."""
 
     def __init__(self, where: str, host: Host | None) -> None:
-        self._where, self._host = where, host
-        # by the JSON text of the sections of which they were made
+        self._where, self._host = where, host  # `host` None means this process of JAX
+        # by the JSON text of their sections
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
@@ -55,12 +52,14 @@ class PartsMaker:
         return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
+        """Return the corpus of a section, which is opened once."""
         key = json.dumps(section, default=repr, sort_keys=True)
         if key not in self._corpora:
             self._corpora[key] = make_corpus(section, self._where)
         return self._corpora[key]
 
     def _source(self, corpus: Section, layout: Section) -> NpyDataSource:
+        """Return the data source of a corpus (without a mixture) and a layout, which is made once."""
         key = json.dumps([corpus, layout], default=repr, sort_keys=True)
         if key not in self._sources:
             options = {name: value for name, value in layout.items() if name != "kind"}
@@ -78,6 +77,7 @@ class PartsMaker:
     def _single(
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
+        """Return the source and the sampler of a config without a mixture."""
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
         host = Host.from_jax() if self._host is None else self._host
@@ -97,6 +97,7 @@ class PartsMaker:
     def _mixture(
         self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
     ) -> tuple[MixtureSource, MixtureSampler]:
+        """Return the source and the sampler of a config with a mixture."""
         _check_sampler(sampler, False, self._where)
         orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}  # sources inherit these
         sources: dict[str, NpyDataSource] = {}
@@ -223,8 +224,7 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 def _check_source(layout: Section, order: Section, where: str) -> None:
     """Refuse a packing algorithm that a source of a mixture can't have.
 
-    An algorithm that packs per epoch has packed and ordered the rows of all epochs when the layout is made. So the seed and
-    the number of epochs belong to the layout, and the source has to read the rows sequentially.
+    An algorithm that packs per epoch orders the rows of all epochs when the layout is made, so they are read sequentially.
     """
     name = layout.get("algorithm")
     if name is None:

@@ -51,6 +51,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
+    """Raise an error if batches of one stage, the `pipeline`, do not fit MaxText's `config`."""
     layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
     if layout.of_pairs != trainer.of_pairs:

@@ -56,6 +56,7 @@ class _TrainerRun:
                 raise batches.failure
 
     def log_end(self) -> None:
+        """Log how many steps the run has read, if it has trained."""
         if self._training is not None:
             config, _, batches = self._training
             steps = batches.next_step // self._options.of_trainer.batches_per_step(config)

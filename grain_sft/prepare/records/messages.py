@@ -126,6 +126,7 @@ def _entries_of(record: Record, key: str) -> list[Record]:
 
 
 def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
+    """Return the role of a message under `key`. Refuse a role that is not one of `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role

@@ -62,6 +62,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 
 
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file, from row `first` (counted from 0) to the end."""
     file = _open(path)
     skip = first  # number of rows before the next row to yield
     for number in range(file.metadata.num_row_groups):

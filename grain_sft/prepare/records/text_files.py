@@ -105,7 +105,7 @@ def _part_of_text(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterato
 def _parts_of_array(path: str, pieces: Iterator[bytes], min_bytes: int) -> Iterator[Part]:
     """Yield the parts of an array. Its brackets, and the commas between parts, are in no part."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
-    while not (offset := data.find(b"[") + 1):  # offset of the byte after the opening bracket
+    while not (offset := data.find(b"[") + 1):  # offset of the byte after the opening bracket, which `kind_and_parts` has seen
         data += next(pieces)
     del data[:offset]
     total = 0  # records of the parts before `data`

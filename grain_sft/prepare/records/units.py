@@ -103,8 +103,7 @@ class Scanner:
         stop = self.position + count
         if stop > self.size:
             raise CorpusFileError(f"{self.path}: ends in a record at byte {self.size}. Is it cut short? Copy it again.")
-        # offset of the byte after those in memory
-        block_end = self._offset + len(self._block)
+        block_end = self._offset + len(self._block)  # offset of the byte after those in memory
         if stop > block_end:
             self._report(self.position)
             data = read_exactly(self.path, self.size, block_end, max(stop, block_end + BLOCK))

@@ -71,6 +71,7 @@ class Chat(Template):
         return [result_of(self._render, conversation) for conversation in conversations]
 
     def _render(self, conversation: Conversation) -> Rendered:
+        """Return the document of one conversation, or raise the RecordError that explains why it has none."""
         self.check(conversation)
         system = [{"role": "system", "content": conversation.system}] if conversation.system else []
         messages = [*system, *map(_as_dict, conversation.messages)]
