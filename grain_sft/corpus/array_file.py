@@ -49,7 +49,7 @@ def first_true(mask: Bools) -> int | None:
 
 
 def dtype_code(dtype: object) -> str:
-    """Return the text of a dtype, without a little-endian byte order: "u4" for "<u4", but ">u4" for ">u4"."""
+    """Return the text of a dtype without its byte order, unless this is big-endian: "u4" for "<u4", but ">u4" for ">u4"."""
     text = str(dtype)
     return text[1:] if text.startswith(("<", "=", "|")) else text
 

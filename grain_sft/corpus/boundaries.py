@@ -137,7 +137,8 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
     """Parse uint64 [documents, columns]. The documents are in any order, with or without gaps.
 
-    Column 0 is the document's first token. The other columns are the lengths of its parts.
+    Column 0 is the document's first token. The other columns are the lengths of its parts. `noun` is the name of a document in
+    messages.
     """
     size = 8 * columns
     if len(data) % size:
@@ -147,7 +148,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     # A sum may overflow. Then a part is above `limit`, so the check below refuses the entry.
     length = part_lengths.sum(axis=1, dtype=np.uint64)
     limit = np.uint64(num_tokens)
-    longest = limit - np.minimum(start, limit)
+    longest = limit - np.minimum(start, limit)  # tokens from `start` to the end of the shard
     i = first_true((start > limit) | (part_lengths > limit).any(axis=1) | (length > longest))
     if i is not None:
         found = f"{noun} {i} begins at token {start[i]} and has {length[i]} tokens"

@@ -57,8 +57,8 @@ def hashes_of(stamps: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 def _cache_key(stamps: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
-    Return None if the files are small, a remote file has no version, or a local file was written to in the last two seconds. A
-    second write in this time might not change the file's times.
+    Return None if the files are small, a remote file has no version, or a local file has another size than its stamp or was
+    written to in the last two seconds. A second write in this time might not change the file's times.
     """
     if sum(file.size for file in stamps) < _CACHED_FROM:
         return None

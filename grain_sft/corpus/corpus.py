@@ -159,7 +159,7 @@ class Corpus(CorpusData):
         while first < len(start):
             run_end = int(run_ends[np.searchsorted(run_ends, first, side="right")])
             num_fitting = int(np.searchsorted(stop[first:run_end], start[first] + _BLOCK_TOKENS, side="right"))
-            end = first + max(1, num_fitting)
+            end = first + max(1, num_fitting)  # a document may be longer than `_BLOCK_TOKENS`
             yield from self._read_documents(first, end)
             first = end
 

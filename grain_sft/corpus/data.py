@@ -36,7 +36,7 @@ class CorpusData:
       weights: Weight of each shard if the corpus was opened as a Megatron blend, such as "0.3 A 0.7 B"; else ().
       signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
-      ignores_loss: Whether `use_loss_mask=False` or `label_mask_paths` ignores loss files that exist.
+      ignores_loss: Whether `use_loss_mask=False` or `label_mask_paths` of `open_corpus` ignores loss files that exist.
 
     Raises:
       CorpusError: `dtype` can't hold `eos_token_id` or `pad_token_id`.
@@ -53,6 +53,7 @@ class CorpusData:
     rows: RowFormat | None = None
     weights: tuple[float, ...] = ()
     signed: bool = False
+    # not compared, because these two decide neither a token nor whether it takes loss
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
     ignores_loss: bool = dataclasses.field(default=False, compare=False)
 
@@ -150,5 +151,5 @@ class CorpusData:
 
     @property
     def ends_fingerprint(self) -> str:
-        """`fingerprint` as commands print it, such as "ends-sha256:3f9a…"."""
+        """`fingerprint` as commands print it, such as "ends-sha256:3f9a…": a hash of only the ends of the files."""
         return f"ends-{self.fingerprint}"

@@ -192,6 +192,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
             if found is not None:
                 return form.read(found, options, listing)
+    # `format` is not "auto" here: the format "files", which is tried last, accepts the path or raises an error
     if FORMATS[format].detect is Format.detect:
         raise CorpusError(f"corpus format {format} has no method `detect`. Define it.")
     problem = f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}"

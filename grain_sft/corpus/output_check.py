@@ -28,6 +28,7 @@ def check_corpus_stays(output: str, corpus: CorpusData, named: Iterable[str] = (
     suffixes = (*TOKEN_SUFFIXES, BOUNDARIES, PREFIX_SUFFIX)
     if in_tokenizer or path.endswith(suffixes) or FileFormats(DirectoryListing()).is_metadata(path):
         folders = {folder for shard in corpus.shards for folder in folders_above(shard.path)}
+        # of the texts in `named`, those with a slash may be paths
         folders |= {text if os.path.isdir(text) else files.parent(text) for text in named if "/" in text or os.path.isdir(text)}
         if not set(map(files.real_path, folders)).isdisjoint(folders_above(path)) and files.exists(path):
             raise StorageError(f"{path}: exists in the folder of the corpus, and may be one of its files. Give another output.")

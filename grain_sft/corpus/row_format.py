@@ -11,6 +11,7 @@ from grain_sft.storage import Count
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
+"""Name of the dtype of stored positions or segment ids; "" if rows do not store them."""
 LONG_SEGMENT = 1 << 10  # tokens; see `are_long`
 
 _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned

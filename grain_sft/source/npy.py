@@ -79,7 +79,7 @@ class NpyDataSource(RowSource):
         self.layout = layout
         self._max_open_files = max_open_files
         corpus, highest = layout.corpus, layout.highest_token
-        if hasattr(corpus, "parts"):
+        if hasattr(corpus, "parts"):  # a `MixtureCorpus`
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         if corpus.of_pairs and not layout.of_pairs:
             raise LayoutError(f"{layout!r}: would train on the pairs' rejected responses. Use the layout of kind pairs.")
@@ -90,6 +90,7 @@ class NpyDataSource(RowSource):
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         # `_wide`: tokens are as wide as those of a batch, int32, so that they are read straight into it
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
+        # whether every token is known to fit into int32; `highest` is None if it is unknown
         self._fits_int32 = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._arrays = Arrays()
         loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
@@ -255,6 +256,7 @@ class NpyDataSource(RowSource):
 
 
 def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
+    """Return the memory of the first array, which is `inputs` in `_read_pieces`, and the buffers of each of its rows."""
     return stack.first, [(row,) for row in stack.rows]
 
 

@@ -20,7 +20,7 @@ from grain_sft.storage import ForkSafeLock, without_interrupts
 
 _lock = ForkSafeLock()  # held while `_startable` changes the module `__main__`
 
-_CLOSES_IN = 10.0  # most seconds that `stop` waits
+_CLOSES_IN = 10.0  # most seconds that `stop` waits for the workers to end, and `check` for Grain to report a dead worker
 _WAITS_FOR_PARENT = "grain_sft-parent"  # name of the thread of `end_with_parent`
 _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
@@ -79,6 +79,7 @@ class InOrder:
 
         Grain raises earlier, unless the worker was killed while it held a lock. Then Grain waits forever.
         """
+        # the exit code is None while a worker runs, and 0 if it ended as it should
         dead = None if self.iterator is None else next((each for each in processes(self.iterator) if each.exitcode), None)
         if dead is None:
             self._dead_since = 0.0
@@ -111,7 +112,7 @@ def stop(iterator: Any) -> None:
     """
     iterator = getattr(iterator, "_iterator", iterator)
     tree, running = list(_tree(iterator)), processes(iterator)
-    closed = threading.Lock()
+    closed = threading.Lock()  # released when the iterator is closed
     closed.acquire()
 
     def run() -> None:
@@ -155,6 +156,7 @@ def _end_waits(tree: Iterable[Any]) -> None:
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue
+                # Grain's prefetch thread puts tuples (element, state, error)
                 buffer.put_nowait((None, None, ValueError("This iterator is closed.")))
 
 

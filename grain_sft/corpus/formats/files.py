@@ -160,7 +160,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             if not form.takes_lists:
                 form.check_parts(parts, options, listing)
                 continue
-            if len(forms) > 1:
+            if len(forms) > 1:  # `read_list` opens only files of its own format
                 raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
             corpus = form.read_list(token_files, options, listing)
             pairs = zip(corpus.shards, parts, strict=True)
@@ -209,7 +209,7 @@ def expand(path: str) -> list[str]:
     else:
         return [path]
     # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
-    depth = path.rstrip("/").count("/") + 1
+    depth = path.rstrip("/").count("/") + 1  # number of names in `path`, which itself may be in a hidden folder
     found = [file for file in found if not any(name.startswith(".") for name in file.split("/")[depth:])]
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")

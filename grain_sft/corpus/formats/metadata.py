@@ -56,7 +56,7 @@ class CorpusMetadata:
 
     @classmethod
     def of(cls, data: "Json", advice: str = "It was edited or damaged.") -> Self:
-        """Return the metadata in a JSON object whose keys are the names of these attributes."""
+        """Return the metadata in a JSON object whose keys are the names of these attributes. Errors end with `advice`."""
         return dataclasses.replace(data.convert(cls, advice), path=data.path)
 
     @property
@@ -187,7 +187,7 @@ class Json:
         return Json(f"{self.path}: {key}", self.get(key, dict) or {})
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
-        """Return the object as a `kind`, a dataclass or a msgspec Struct. Unknown keys are ignored."""
+        """Return the object as a `kind`, a dataclass or msgspec Struct. Unknown keys are ignored. Errors end with `advice`."""
         try:
             return msgspec.convert(self.data, kind)
         except (msgspec.ValidationError, OverflowError) as error:

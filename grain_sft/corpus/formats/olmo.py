@@ -20,6 +20,7 @@ from grain_sft.storage import files
 
 _TOKENS = re.compile(r"token_ids_part_(\d+)\.npy")
 _MASKS = re.compile(r"labels_mask_part_(\d+)\.npy")
+# names without a number, too, for files that the caller lists
 _ANY_TOKENS = re.compile(r"token_ids(.*)\.npy")
 _ANY_MASK = re.compile(r"labels_mask(.*)\.npy")
 _STATISTICS = "dataset_statistics.json"

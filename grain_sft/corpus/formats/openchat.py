@@ -99,7 +99,8 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
     """Return the metadata of a Parquet file: its own, or those of its folder.
 
-    The folder's metadata are returned if `own_metadata` is None, or if both name the same tokenizer.
+    The folder's metadata are returned if the file has none (`own_metadata` is None), or if the file and the folder state the
+    same tokenizer.
     """
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
