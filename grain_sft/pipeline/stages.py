@@ -29,8 +29,8 @@ class StagedPipeline(Pipeline):
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
     lengths. Example: a stage has read 3 rows of 4 tokens, tokens 0 to 11. The next stage has rows of 8 tokens. It begins at
-    its row 2, which is token 16, and leaves out 4 tokens. The shares that the sources of a mixture have of the rows are counted
-    from the first row of each stage.
+    its row 2, which is token 16, and leaves out 4 tokens. In each stage, the shares of a mixture's sources are counted from the
+    stage's first row.
 
     Args:
       stages: Stages in order.

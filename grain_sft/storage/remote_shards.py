@@ -66,7 +66,7 @@ class RemoteShards:
         ends = memoryview(bytearray(place))
         try:
             self._read(pieces, ends)
-        except RemoteTimeoutError:
+        except RemoteTimeoutError:  # no answer came in time, which does not mean that a file has changed
             raise
         except CorpusFileError:
             # if a file's size or version has changed, report this change, because it explains the failed read

@@ -116,7 +116,7 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
         of_version = f" ({version})" if version else ""
         problem = f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use"
         return CorpusFileError(f"{problem}. Restore it, or index the corpus again.")
-    # The client, such as s3fs, has repeated a request with a transient error in vain. `retried` raises a RequestFailedError.
+    # A client that repeats requests itself, such as s3fs, raises a transient error only after its last attempt.
     kind = RemoteTimeoutError if "://" in path and retries.is_transient(error) else CorpusFileError
     if isinstance(error, (RequestFailedError, RefusedError, WrongBodyError)):
         return kind(f"{path}: {part}can't be read: {error}.")
