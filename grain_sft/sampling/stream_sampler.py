@@ -69,7 +69,7 @@ class StreamSampler(Sampler):
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
             self._computed, self._last_step = (step, computed), step + len(computed) - 1
-        rows: Ints = computed[step - first].copy()
+        rows: Ints = computed[step - first].copy()  # the caller may change its array
         return rows
 
     def _rows_of_steps(self, step: int, indices: Ints) -> Ints:

@@ -135,7 +135,11 @@ class MegatronGptLayout(Layout):
     def _transforms(
         self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
-        """Return the transforms from rows to a trainer's batch, written as in a config."""
+        """Return the transforms from rows to a trainer's batch, written as in a config.
+
+        The arguments are `eod_token_id`, `eod_mask_loss`, `reset_attention_mask`, `reset_position_ids` and
+        `max_segments_per_row`.
+        """
         traits = self._recipe.traits
         if mask and traits.masks_targets:
             raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")

@@ -95,7 +95,7 @@ class Recipe:
         """Return the indices: arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
 
           starts: Token offset of each unit in the corpus.
-          documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
+          documents: Number of each unit's document in `corpus.documents`; absent if each document is one unit.
           firsts: First unit of each data set.
           order N, ends N, shuffle N: Arrays of the `Stream` of data set N. N counts only data sets with a weight above 0.
           chosen, taken: Arrays of the `Blend` of several data sets.
@@ -113,6 +113,7 @@ class Recipe:
             arrays["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
             arrays |= {f"{name} {number}": column for name, column in vars(stream).items() if column is not None}
+        # megatron-core blends even a single data set if it has a weight
         if len(datasets) > 1 or (corpus.weights and self.traits.blends):
             arrays |= self._blend(corpus, datasets, streams, blend_size)._asdict()
         return arrays
@@ -121,8 +122,9 @@ class Recipe:
         """Return the data sets with a weight above 0: one for each shard, or one for all shards."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
-        # `corpus.split` may select some sequences of a shard (a prefix, `.bin` and `.idx`). This is refused with
-        # `document_split`, in a data set of several shards, and if units are documents of several sequences.
+        # `corpus.split` may select only some sequences of a shard, if the shard is a prefix (the files `.bin` and `.idx`). This
+        # fits only a data set of one shard whose units are the sequences. The split is refused for other data sets, and with
+        # `document_split`.
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
@@ -156,9 +158,11 @@ class Recipe:
                 raise LayoutError(f"{shard.path}: {problem}. {fix}.")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
+        """Return the stream of a data set, made here or read from `index_dir`."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)
+        # `first_in_index` is the number that the stream's first unit has in the index, which numbers all units of the data set
         boundaries, first_in_index = dataset.shard.boundaries, dataset.skipped
         if boundaries is not None and boundaries.sequences:
             first_in_index = boundaries.sequences[0]  # first sequence that `corpus.split` selects

@@ -42,7 +42,10 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Fill one row at a time with documents of one length. A row gets at most `most` documents."""
+    """Return the row of each document, at most `most` documents for each row.
+
+    Each pass of the inner loop fills one row with documents of one length.
+    """
     # for each space, the rows that have this space, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
@@ -84,11 +87,16 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Fill several rows of equal space at a time with documents of one length."""
+    """Return the row of each document, any number of documents for each row.
+
+    Each pass of the inner loop places documents of one length in several rows: in those of the smallest sufficient space, or in
+    new rows.
+    """
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
+    # for each space, arrays of the rows that have this space, in the order in which they reached it
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
-    opened, first = len(open_spaces), 0
+    opened, first = len(open_spaces), 0  # number of open rows, and the first document without a row
     for length, number in equal_lengths(lengths):
         end = first + number
         while first < end:

@@ -97,6 +97,7 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
 
 def _write(target: Path, key: Mapping[str, Any], generator: tuple[str, int]) -> None:
+    """Run `permute.py` in a child process, which writes the permutation to the file `target`."""
     num_rows: int = key["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(key)]
