@@ -77,6 +77,7 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
 
 
 def _documents(corpus: CorpusData, entries: list[Entries], hashes: list[str]) -> Documents:
+    """Return the entries of all shards as documents. `hashes` are those of the boundary files."""
     start = np.concatenate([start for start, _ in entries])
     length = np.concatenate([length for _, length in entries])
     shard_ends = np.cumsum([len(start) for start, _ in entries], dtype=np.int64)
@@ -140,6 +141,7 @@ def _touching(files: list[BoundaryFile], entries: list[Entries]) -> list[tuple[i
 
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
+    """Return the last token of each of the shards with the numbers `shards`."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)  # at most 1 open file
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

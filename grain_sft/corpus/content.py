@@ -15,7 +15,7 @@ from grain_sft.storage import FileStamp, artifact, files, hashing, identify
 PREFIX = "content-sha256:"
 """Prefix of every content hash."""
 
-_VERSION = 1
+_VERSION = 1  # of the cached hashes
 _SETTLED = 2.0  # seconds; see `_cache_key`
 _CACHED_FROM = 1 << 20  # bytes of all files together; hashing fewer bytes takes no longer than opening the cache
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change if the bytes of a file change

@@ -72,6 +72,7 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
 
 
 def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    """Return the content of MaxText's index. An instance is a row; no row spans two files."""
     sequence_length = as_integer("format='maxtext': sequence_length", sequence_length, 1, CorpusError)
     if corpus.has_loss:
         problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"

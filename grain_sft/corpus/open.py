@@ -158,6 +158,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
+    """Open a list by the format that the caller names, else by the first that detects it, else by the format "files"."""
     listing = DirectoryListing()
     if not paths:
         raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
@@ -174,6 +175,7 @@ def _detects_list(form: Format, paths: Sequence[str], listing: DirectoryListing)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
+    """Open one path by the format that the caller names, else by the first format, in the order of ranks, that detects it."""
     listing = DirectoryListing()
     remapped = options.remap(path)
     # The path of a mix or an index is remapped only if it does not exist. A remote path with the suffix of a mix or an index

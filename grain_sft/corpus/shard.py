@@ -46,7 +46,7 @@ class Shard(FileStamp):
 
 
 def token_dtype(name: object, where: str) -> Dtype:
-    """Return the dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
+    """Return the dtype `name`. If `name` is not one of `TOKEN_DTYPES`, raise a CorpusError that begins with `where`."""
     dtype = _DTYPES.get(dtype_code(name.__name__ if isinstance(name, type) else name))  # `np.uint32` is a type
     if dtype is None:
         problem = f"{where}: dtype is {shortened(repr(name))}; expected little-endian {', '.join(TOKEN_DTYPES)}"

@@ -153,6 +153,7 @@ class SegmentReader:
         return shards, firsts, stops, memory
 
     def _rows(self, stack: Stack) -> list[SegmentRow]:
+        """Return the rows of the batch in `stack`. `Arrays.stack` calls this once for each stack."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
         return [SegmentRow(stack, row, self._counting, each) for row, each in enumerate(tokens)]

@@ -187,12 +187,16 @@ def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
 
 
 class _MaxTextFile(msgspec.Struct):
+    """Entry of one token file in MaxText's index, without the fields that follow from the sequence length."""
+
     path: str
     label: str
     n_tokens: Count
 
 
 class _MaxTextIndex(msgspec.Struct):
+    """MaxText's index, without its sums."""
+
     sequence_length: Count
     dtype: str
     tokenizer: str

@@ -246,6 +246,7 @@ class _Inputs(msgspec.Struct):
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
+    """Return the metadata in a prepare.json."""
     tokenizer = data.object("tokenizer")
     eos, pad, sha256 = tokenizer.count("eos_token_id"), tokenizer.count("pad_token_id"), tokenizer.get("sha256", str)
     name = data.object("request").get("tokenizer", str) or None

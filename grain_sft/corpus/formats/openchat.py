@@ -37,9 +37,10 @@ METADATA_KEY = "grain_sft"
 _SUFFIX = ".parquet"
 _SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val means the split "eval" in DIR
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
-_VERSION = 4
+_VERSION = 4  # of the unpacked files: with another version, a file is unpacked again
 _ROWS_AT_ONCE = 1024
 _BUFFER = 1 << 20  # bytes of a column that are read at once
+# Columns of OpenChat's files: those with a list in each row, then all that must exist.
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
 _FLOATS = ("num_seqs", "nz_shifted_loss_weights")  # columns that may hold floats
@@ -83,6 +84,7 @@ class OpenChat(Format):
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        """Refuse a Parquet file, because a corpus of several files has none. Return None for other files."""
         if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # false if `path` is missing
             raise CorpusError(f"{path}: a Parquet file among token files. Open it by itself.")
         return None
@@ -235,6 +237,7 @@ def _damaged(path: str, row: int, problem: str) -> CorpusError:
 
 @contextlib.contextmanager
 def _open_parquet(path: str, version: str | None) -> Iterator[Any]:
+    """Open a local or remote Parquet file as a pyarrow `ParquetFile` in the context."""
     pyarrow = import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 

@@ -59,6 +59,7 @@ class Rows(Format):
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        """Refuse a file of materialized rows, because only their folder can be opened. Return None for other files."""
         if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, MANIFEST):
             raise CorpusError(f"{path}: a file of materialized rows. Open their folder {files.parent(path)}.")
         return None

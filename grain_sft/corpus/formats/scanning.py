@@ -210,13 +210,17 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
 
 
 def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> Array:
+    """Return `count` values of a token file or a loss file, from value `first` on."""
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that there is one label mask for each token file. If their names have the same numbers, check the order."""
+    """Check that there is one label mask for each token file, and that the files are in the same order.
+
+    The order is checked by the last number in each name, and only if token files and masks have the same numbers.
+    """
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
