@@ -128,8 +128,7 @@ def test_a_failure_prints_a_sentence_to_stderr_and_gives_status_1(run_command, t
     record = '{"messages": []}'
     for name, text in (("chats.jsonl", f"{record}\n{record}\n"), ("chats.json", f"[{record}]")):
         (tmp_path / name).write_text(text)
-        error = run_command("index", name, status=1).err
-        assert "Make a corpus of chats or texts with `grain-sft prepare`" in error
+        assert "Make a corpus of chats or texts with `grain-sft prepare`" in run_command("index", name, status=1).err
 
 
 def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_path, monkeypatch, run_command):

@@ -127,8 +127,7 @@ def test_the_command_pack_writes_the_rows_of_materialize(tmp_path, layout, run_c
     arguments = ["pack", tmp_path / "chats", "--sequence-length", LENGTH, "--algorithm", "best_fit_decreasing"]
     out = ["--materialize", tmp_path / "rows", "--output", tmp_path / "figures.json"]
     assert f"rows written  {tmp_path / 'rows'}" in run_command(*arguments, *out).out
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["materialized"]["rows"] == len(layout)
+    assert json.loads((tmp_path / "figures.json").read_text())["materialized"]["rows"] == len(layout)
     materialize(layout, tmp_path / "whole")
     assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
 

@@ -115,9 +115,8 @@ def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
 @pytest.mark.parametrize("where_from", ["open", "config", "index"])
 def test_a_tokenizer_other_than_that_of_the_corpus_is_refused(folder, tmp_path, form, where_from):
     corpus = grain_sft.open_corpus(folder / form)
-    where = str(folder / form)
+    where = str(tmp_path / "index.json" if where_from == "index" else folder / form)
     if where_from == "index":
-        where = str(tmp_path / "index.json")
         corpus.save(where)
 
     def open_with(tokenizer: str) -> grain_sft.Corpus:

@@ -64,8 +64,7 @@ WRONG_NAMES = [
 
 @pytest.mark.parametrize(("named", "message"), WRONG_NAMES)
 def test_names_that_are_wrong_or_leave_no_document_are_refused(folder, tmp_path, named, message, run_command):
-    error = run_command("withdraw", folder / "episodes", *named, "--output", tmp_path / "out", status=1).err
-    assert message in error
+    assert message in run_command("withdraw", folder / "episodes", *named, "--output", tmp_path / "out", status=1).err
     assert not (tmp_path / "out").exists()
 
 
