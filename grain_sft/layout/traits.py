@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.corpus import Corpus, DocumentFinder, Documents
-from grain_sft.errors import CorpusError, LayoutError
+from grain_sft.corpus import SOURCE_BYTES, Corpus, DocumentFinder, Documents, read_sources
+from grain_sft.errors import LayoutError
 from grain_sft.layout.pieces import Pieces
-from grain_sft.storage import read_whole
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -147,8 +146,5 @@ def sources_of(corpus: Corpus) -> Ints | None:
         return corpus.sources
     table = _tables.get((file, file.version))
     if table is None:
-        data = read_whole(file)
-        if len(data) % 16:
-            raise CorpusError(f"{file.path}: {len(data)} bytes, not a multiple of 16. Copy the file again.")
-        table = _tables[file, file.version] = np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
+        table = _tables[file, file.version] = read_sources(file, file.size // SOURCE_BYTES)
     return table

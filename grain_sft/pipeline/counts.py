@@ -63,8 +63,7 @@ class IteratorStats:
         self.next_step = step + 1
         waited = arrived_at - requested_at
         self.waited += waited
-        if waited > self.longest:
-            self.longest = waited
+        self.longest = max(self.longest, waited)
         self._last_arrival = arrived_at
         return True
 

@@ -99,7 +99,7 @@ def test_amendments_name_records_as_the_command_does(folder):
 
 
 def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once(folder, tmp_path, calls_of):
-    corpus, reads = grain_sft.open_corpus(folder / "olmo"), calls_of(traits, "read_whole")
+    corpus, reads = grain_sft.open_corpus(folder / "olmo"), calls_of(traits, "read_sources")
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
     assert corpus_documents_named([corpus], "12").tolist() == [12]  # the text "12" is one name, not the names 1 and 2
