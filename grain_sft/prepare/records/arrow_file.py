@@ -34,7 +34,7 @@ def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[
     if parts and dictionaries_change:  # `rows` reads a part with the first dictionaries only, so the file is one part
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
     # the only part of a file begins at byte 0, and so has the bytes before the first record batch itself
-    return tuple(parts), str(_head_size(path, size)) if len(parts) > 1 else ""
+    return tuple(parts), str(_head_size(path, size)) if parts and parts[-1].start else ""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
 
-_COMPRESSION = r"\.(gz|zst|bz2|xz)"  # `decompression` refuses the last two
+_COMPRESSION = r"\.(?i:gz|zst|bz2|xz)"  # `decompression` refuses the last two
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json)({_COMPRESSION})?$|\.(parquet|arrow|feather)$", re.IGNORECASE)
 ARRAY_RECORD_NAME = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 TEXT_NAME = re.compile(rf"\.(txt|md)({_COMPRESSION})?$", re.IGNORECASE)  # a text is one document

@@ -69,8 +69,8 @@ def test_a_folder_without_records_means_its_texts(tmp_path):
     (files_in(tmp_path / "one", ["a.jsonl"]) / "b.jsonl.xz").write_bytes(b"\xfd7zXZ\x00")
     with pytest.raises(PrepareError, match=r"b\.jsonl\.xz: not a plain, \.gz or \.zst file"):
         named(tmp_path / "one")
-    twice = files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.xz"])
-    assert "c/a.jsonl.xz: is next to the same file without compression, so its rec" in error_of(twice)
+    twice = files_in(tmp_path / "twice", ["b/a.jsonl", "c/a.jsonl", "c/a.jsonl.XZ"])
+    assert "c/a.jsonl.XZ: is next to the same file without compression, so its rec" in error_of(twice)
     table = files_in(tmp_path / "in", ["t/a.parquet", "t/_delta_log/0.json"])
     assert "in/t: is a Delta table, which may have files of old versions" in error_of(table)
 
