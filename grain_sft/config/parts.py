@@ -47,8 +47,7 @@ class PartsMaker:
         if "transforms" not in sections:
             _check_defaults(source.layout, self._where)
             transforms = [make_entry(item, TRANSFORMS, where) for item in source.layout.transforms]
-        else:
-            _check_needed(sections["transforms"], source.layout, self._where)
+        _check_needed(transforms, source.layout, self._where)
         return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
@@ -199,10 +198,10 @@ def _check_defaults(layout: Layout, where: str) -> None:
 
 def _check_needed(transforms: Iterable[Any], layout: Layout, where: str) -> None:
     """Refuse a config whose key `transforms` lacks a transform that the layout needs for its options."""
-    names = {item if isinstance(item, str) else next(iter(item)) for item in transforms}
+    kinds = set(map(type, transforms))
     for source, part in layout.parts.items():
         for entry in part.needed_transforms:
-            if names.isdisjoint(entry):
+            if kinds.isdisjoint(TRANSFORMS[name] for name in entry):
                 owner = f"the layout of source {source!r}" if source else "the layout"
                 found = f"options of {owner} need {dict(entry)}"
                 raise ConfigError(f"{where}: {found}, which the key 'transforms' lacks. Add it, or remove the options.")

@@ -241,6 +241,7 @@ def test_the_run_resumes_at_any_step_on_other_hosts_and_its_trace_names_document
 def test_an_option_without_its_transform_is_refused(config):
     config["corpus"]["mixture"]["blend"]["layout"]["reset_attention_mask"] = True
     assert "options of the layout of source 'blend' need {'reset_at_eod': {'eod_token_id': 7," in error_of(config)
+    assert load(config | {"transforms": ["shift_targets", {"grain_sft.transforms:ResetAtEod": {"eod_token_id": 7}}]})
 
 
 def test_a_config_of_sources_with_different_layouts_must_state_transforms(config):
