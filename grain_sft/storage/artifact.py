@@ -190,7 +190,7 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
         ranges.append((file.fileno(), offset, offset + array.nbytes))
         arrays[name] = array
     header_hash = bytes.fromhex(hash_of([header["depends"], header["arrays"]]))
-    checksum = hashing.joined(hashing.blocks_of(ranges), header_hash)
+    checksum = hashing.joined(hashing.of_blocks(ranges), header_hash)
     if checksum != header["checksum"]:
         raise ValueError("its arrays are not those that were written")
     return arrays, dict(header["depends"])

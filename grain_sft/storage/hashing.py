@@ -49,12 +49,12 @@ def of_file(file: FileStamp) -> str:
         if size != file.size:
             raise CorpusFileError(size_change(file, size))
         try:
-            return joined(blocks_of([(opened.fileno(), file.data_offset, size)]))
+            return joined(of_blocks([(opened.fileno(), file.data_offset, size)]))
         except EOFError as error:
             raise CorpusFileError(f"{file.path}: cut short while read ({error}). Wait until it is complete.") from error
 
 
-def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+def of_blocks(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
     """Return the hash of each 4 MiB block of each range, in order.
 
     Args:
