@@ -22,7 +22,7 @@ def check_stages(config: Section, where: str) -> None:
         given = [name for name in ("steps", "tokens") if entry.get(name) is not None]
         last = number == len(config["stages"]) - 1
         if len(given) > 1 or not (given or last):
-            raise ConfigError(f"{at}: expected `steps` or `tokens`, and not both. Only the last stage may omit both.")
+            raise ConfigError(f"{at}: expected `steps` or `tokens`. Give one of them; only the last stage may omit both.")
     sampler = config.get("sampler")
     if isinstance(sampler, Mapping) and "schedule" in sampler:
         why = "its steps could count from the start of the run or of a stage"

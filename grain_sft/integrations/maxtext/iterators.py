@@ -148,7 +148,8 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
     if all_load and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
         sharding = get_input_data_sharding(config, mesh, rules=rules)
-    else:  # MaxText gives placeholder batches of this sharding to processes that load nothing
+    else:
+        # MaxText gives placeholder batches of this sharding to processes that load nothing, and DiLoCo reshapes such batches
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows

@@ -82,7 +82,7 @@ def _refuse_bad_answer(record: Record, schema: str) -> None:
         if schema == "prompt_completion":  # some files have 0 or "false"
             is_bad = label == 0 or str(label).lower() in ("0", "false")
         if is_bad:
-            raise RecordError(f"{key}: {json.dumps(label, default=str)} marks a bad answer. Remove it, or the key.")
+            raise RecordError(f"{key}: {json.dumps(label, default=str)} marks a bad answer. Remove the record, or the key.")
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:

@@ -156,7 +156,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
     if "state.json" in names:  # `Dataset.save_to_disk` writes it. Files that it does not list are caches.
         if _names(folder, "state.json", "_indices_data_files", "filename"):
-            raise CorpusFileError(f"{folder}: a file of indices selects its rows. Save it again with save_to_disk.")
+            raise CorpusFileError(f"{folder}: a file of indices selects its rows. Load the dataset, and save it again.")
         listed = set(_names(folder, "state.json", "_data_files", "filename"))
         if missing := sorted(listed - data):
             raise CorpusFileError(f"{files.join(folder, missing[0])}: missing, but state.json names it. Copy it again.")

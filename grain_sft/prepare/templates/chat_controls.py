@@ -62,7 +62,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     disguise = Disguise(chat, special)
     expected = disguise.expected_controls(find)
     if expected is None:
-        raise RecordError("messages: the chat template fails with other texts. Use a template that accepts any text.")
+        raise RecordError("messages: the chat template fails if letters are replaced. Use a template that accepts any text.")
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find it in disguised texts. So the chat is rendered once more, with such

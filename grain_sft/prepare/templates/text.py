@@ -50,7 +50,7 @@ class Text(PiecesTemplate):
             before, text = text, unicodedata.normalize(form, text)
             self.special.check(text, f"text, after {form}")
             if (split := self.chosen.fim_split_sample) and text.count(split) != before.count(split):
-                raise RecordError(f"text: {form} makes or breaks the token {split!r}. Remove its other spelling.")
+                raise RecordError(f"text: {form} makes or breaks the token {split!r}. Remove the token's other spelling.")
         pieces: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
         return [*self._before, *pieces, *self._after]
 
