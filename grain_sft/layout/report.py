@@ -34,6 +34,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     `batch_rows` is None for an algorithm that does not pack whole batches.
     """
     counts, packing = layout.statistics, layout.packing
+    # for each row, the number of its segments, and the number of tokens of the longest segment
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     longest = [np.maximum.reduceat(plan.length, np.append(0, plan.ends[:-1])) for plan in layout.plans]
     return {

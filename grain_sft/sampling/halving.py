@@ -102,6 +102,7 @@ class HalvingTree:
         if len(sources) <= _ALL_TRIED:
             _, cut = _best_cut([weight / total for weight in weights], distance)
         else:
+            # the cut that divides the weight most evenly, because trying all trees takes too long
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]

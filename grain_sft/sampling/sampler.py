@@ -42,8 +42,8 @@ class Sampler(abc.ABC):
       runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends. None if the run never ends, or if each source of a mixture has its own
         number of epochs.
-      failing_step: First step that needs a row of a mixture's source that has none left, with `on_exhausted` "fail";
-        `sys.maxsize` if there is none.
+      failing_step: First step that fails, because a source of a mixture has no row left and its `on_exhausted` is "fail";
+        `sys.maxsize` if no step fails.
 
     Raises:
       SamplerError: The number of hosts divides none of the batch sizes.
@@ -204,6 +204,7 @@ class Sampler(abc.ABC):
         index = as_integer("record", index, 0, RowIndexError)
         if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
+        # each batch size is a multiple of `host.count`, so each host has the same number of the rows before a step
         step = self.batch_sizes.step_of(index * self.host.count)
         place = index - self.batch_sizes.before(step) // self.host.count
         row = int(self.rows_at(step, np.array([place]))[0])

@@ -107,6 +107,7 @@ class MappedSampler(Sampler):
         self.failing_step = self._map.step_of(sampler.failing_step)
 
     def _stream(self, stream: EpochStream) -> EpochStream:
+        """Return `stream` with `begin` and `span` in steps of the trainer."""
         span = functools.partial(self._span, stream)
         return dataclasses.replace(stream, begin=lambda step: stream.begin(self._map.data_step(step)), span=span)
 
@@ -137,6 +138,7 @@ class MappedSampler(Sampler):
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
 
+        # last data step that the trainer may read; without an end, the last step that the sampler can count
         last = self.sampler.batch_sizes.step_of(MOST_ROWS) if never_ends else self._map.data_step(self.end_step - 1)
         end = min(span.last, last) + 1
         ranges = self._map.read_between(span.first, end)
