@@ -3,8 +3,8 @@
 Three pipelines run in turn: they scan the inputs, render chunk files (see `chunks.py`), and write the corpus. `run.prepare`
 needs no Beam and writes the same bytes. Each of the two functions `prepare` can continue the work of the other.
 
-Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the
-tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
+Every worker process of Beam needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the
+inputs, the tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -70,15 +70,15 @@ def prepare(
         runner = Pipelines(workers=None, shared=files.join(target.work, name), beam=beam, options=options)
         return make_corpus(request, output, runner, overwrite=overwrite)
     finally:
-        target.forget(name)
+        target.forget(name)  # removes the folder `shared`
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
     """Runner that scans, renders and writes in Beam pipelines.
 
-    All processes can read and write the folder `shared`, which has the job, the plan and the results. `workers` is None: Beam
-    chooses the number of processes.
+    All processes can read and write the folder `shared`, which has the job, the plan of the corpus, and the results of the
+    steps. `workers` is None: Beam chooses the number of processes.
     """
 
     shared: str
@@ -86,7 +86,8 @@ class Pipelines(Runner):
     options: Any  # Beam's `PipelineOptions`
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        # `scan_unit` does not need `parts`; an input may have thousands of parts
+        # every item is sent to a worker with its input, so without `parts`: `scan_unit` does not need these, and an input may
+        # have thousands
         items = [(dataclasses.replace(entries[unit.input], parts=()), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
@@ -152,7 +153,8 @@ def render(number: int, shared: str) -> Iterator[Result]:
     """Render a group of units to its chunk. Do nothing if a group with a lower number has failed."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # groups before a failed group are rendered, because the user sees the failure with the lowest number
+        # groups with lower numbers than a failed group are rendered, because `Pipelines.run` raises the failure with the lowest
+        # number
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -206,11 +208,12 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
             standard.runner = standard.runner or "DirectRunner"
             options.get_all_options(add_extra_args_fn=parsers.append)  # appends Beam's parser of all options
             unknown = parsers[0].parse_known_args(list(arguments))[1]
-    except SystemExit as error:  # argparse prints the whole usage first, then the error
+    # argparse prints the whole usage to stderr first, then the error; for --help, it prints only to stdout
+    except SystemExit as error:
         reason = printed.getvalue().strip().rpartition("\n")[2] or "--help does nothing here. Leave it out."
         raise PrepareError(f"Beam's options: {reason}") from error
     runner = standard.runner.lower()
-    # other runners, such as Flink's, may take options that Beam's parser does not know
+    # other runners than these, such as Flink's, may take options that Beam's parser does not know
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         problem = f"neither grain_sft nor Beam's {standard.runner} has such options"
         raise PrepareError(f"{' '.join(unknown)}: {problem}. Leave them out.")

@@ -1,9 +1,10 @@
 """Chunk files: the rendered documents of a preparation, until they are written as a corpus.
 
-A chunk has the documents of one group of units. A unit is a few MiB of an input. A chunk file has five sections:
+A unit is a part of an input file, usually of a few MiB. A group is one unit, or several small units. A chunk has the documents
+of one group. A chunk file has five sections:
 
 1. the header: JSON, padded with spaces to 4096 bytes;
-2. a `RECORD` for each valid record;
+2. for each valid record of the inputs, an item of the dtype `RECORD`;
 3. the tokens of all kept documents;
 4. the loss of these tokens;
 5. the rejected records, as lines of JSON.
@@ -100,8 +101,9 @@ class Contents:
         stops = np.cumsum([len(document) for document in self.tokens], dtype=np.int64)
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
         counts = {**self.counts, "rejected": len(self.rejected)}
+        # kept documents have a token or more, so `stops - 1` are their last tokens
         counts["without_final_eos"] = int(np.count_nonzero(~is_eos[stops - 1]))
-        is_eos[stops - 1] = False  # inner EOS remain
+        is_eos[stops - 1] = False  # now only the EOS tokens inside of documents are True
         documents_of_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
         counts["with_inner_eos"] = len(np.unique(documents_of_eos))
         loss_bytes = b"" if (loss == 1).all() else loss.tobytes()
@@ -136,7 +138,7 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return the headers of the first `count` chunks. None stands for a chunk that is missing or has no valid header."""
+        """Return the headers of the first `count` chunks; None for one that is missing, damaged or of another preparation."""
         # a listing, because a request for each missing chunk would take long: 50 s instead of 1 s for 20,000 of them
         names = set(map(files.name_of, files.glob(files.join(glob.escape(self._folder), "*.chunk"))))
         existing = [number for number in range(count) if files.name_of(self.path(number)) in names]
@@ -167,6 +169,7 @@ class Chunks:
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _sections(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield the bytes `ranges[0]` of the first chunk, then the bytes `ranges[1]` of the second chunk, and so on."""
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:

@@ -61,7 +61,7 @@ def convert(
       one more item, "already": True.
 
     Raises:
-      CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
+      CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend (a mixture with weights).
       PrepareError: The format can't hold the documents, no document is left, or the output has another corpus.
       StorageError: The output can't be written, or would replace a file of the corpus.
       RowIndexError: A document of `without` does not exist.
@@ -71,6 +71,7 @@ def convert(
     where = files.normalize(corpus)
     target.check_writable()
     splits = _open(where, writer, dtype=dtype, eos_token_id=eos_token_id)
+    # the output must not replace a file of the old corpus
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
     loaded = _tokenizer(where, tokenizer, splits.values())
     documents = _CorpusDocuments(where, splits, keep_empty=writer.holds_empty, without=without)
@@ -108,12 +109,13 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _CorpusDocuments(Documents):
-    """Documents of the corpus at path `where`. Part 0 is the split train, and part 1 the split val.
+    """Documents of the old corpus, which is at the path `where`. Part 0 is the split train, and part 1 the split val.
 
     Attributes:
       corpora: Corpus of each part.
       source_names: Names of the sources of all parts.
-      first_sources: Index in `source_names` of the first source of each part.
+      first_sources: Index in `source_names` of the first source of each part. A source is an input from which documents were
+        made.
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that `without` names.
       dropped: Number of empty documents that are left out because the new format can't hold them.
@@ -136,6 +138,7 @@ class _CorpusDocuments(Documents):
         self.withdrawn = corpus_documents_named(self.corpora, without)
         kept = np.delete(np.arange(len(lengths)), self.withdrawn)
         written = kept if keep_empty else kept[lengths[kept] > 0]
+        # `firsts[1:-1]` has the number of val's first document, if there is a val
         ids_of_splits = np.split(written, np.searchsorted(written, firsts[1:-1]))
         self.ids = dict(zip(corpora, ids_of_splits, strict=True))
         self.dropped = len(kept) - len(written)
@@ -183,6 +186,7 @@ class _CorpusDocuments(Documents):
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
+        # tokens that no document has, such as those between two documents
         outside = sum(corpus.num_tokens for corpus in self.corpora) - int(self.lengths.sum())
         dropped["tokens outside of documents"] = max(0, outside)  # documents of format episodes may overlap
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
@@ -217,6 +221,7 @@ class _CorpusDocuments(Documents):
             numbers = ids - self.firsts[split]
             sources = self.corpora[split].sources
             pairs = np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
+            # a split numbers its own sources from 0; the new corpus numbers `source_names`
             yield pairs + np.array([self.first_sources[split], 0])
 
 

@@ -20,8 +20,8 @@ from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
 BLOCK_TOKENS, BLOCK_DOCUMENTS = 1 << 20, 4096  # see `in_blocks`
-BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
-GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks; they take 1 GiB if a token and its loss take 8 bytes
+BLOCK_SOURCES = 1 << 16  # maximum number of documents whose sources are yielded together
+GATHER_BLOCKS = 128  # blocks read at once from remote chunks; they take 1 GiB if a token and its loss together take 8 bytes
 
 Ids = npt.NDArray[Any]
 """Numbers of documents, int32 or int64. The documents of all inputs are numbered from 0, in order. A dropped document has a
@@ -79,11 +79,11 @@ class Documents(abc.ABC):
 
     @abc.abstractmethod
     def readers(self, parts: Sequence[int]) -> Iterable[Reader]:
-        """Return a `Reader` for each of `parts`, in that order."""
+        """Return a `Reader` for each of `parts`, in that order. The caller uses each reader before it requests the next one."""
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the sources of `ids` in that order, several at a time: int64 [documents, 2], (input, line)."""
+        """Yield the sources of `ids` in that order, several at a time: int64 [documents, 2], pairs (input, line)."""
 
     def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
         return np.searchsorted(self.firsts, ids, side="right") - 1

@@ -103,12 +103,12 @@ class Job(Renderer):
             binary=all(header.binary for header in documents.headers),
             source_names=[entry.path for entry in self.inputs],
             tool_calls=self.template.tool_calls,
-            masked=self.template.masked or self.format.of_pairs,
+            masked=self.template.masked or self.format.of_pairs,  # the prompt of a pair takes no loss
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
         """Write the rejected records, the metadata, the tokenizer and the manifest. Return the manifest."""
-        # a file of an earlier preparation becomes empty
+        # with on_error="stop", there are no rejected records, so a file that an earlier preparation left becomes empty
         if self.request.on_error == "skip" or files.exists(self.target.rejected):
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
@@ -138,7 +138,7 @@ class Job(Renderer):
         """Return the statistics of the documents `ids`. A document that occurs twice in `ids` is counted twice."""
         # how often each document occurs in `ids`
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
-        totals = np.zeros(5, np.int64)  # the fields of `SplitStatistics` after `documents`
+        totals = np.zeros(5, np.int64)  # in the order of the fields of `SplitStatistics` after `documents`
         of_chunks = np.split(occurrences, documents.firsts[1:-1])
         for times, records in zip(of_chunks, self.chunks.records(documents.headers), strict=True):
             cut = records["cut"]
@@ -163,7 +163,7 @@ def run_steps(
       total: Size of all steps, including those that an earlier run did.
       progress: Function of `what`, the size of the finished steps, and `total`.
       size: Function that returns the size of a step from the item of the step.
-      done: Size of the steps that an earlier run did.
+      done: Size of the steps that an earlier run did, which are not in `steps`.
     """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
@@ -192,7 +192,10 @@ def write_task(plan: Plan, task: Task) -> None:
 def finish(
     plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the metadata and the tokenizer's files, then the manifest. Return the manifest."""
+    """Write the metadata and the tokenizer's files, then the manifest. Return the manifest.
+
+    `tokenizer` has the content of the tokenizer's files by name. `counts` has more items of the manifest, such as "dropped".
+    """
     FORMATS[plan.request.format].finish_written(plan)
     for name, data in tokenizer.items():
         files.write_bytes(plan.path("tokenizer", name), data)

@@ -85,14 +85,14 @@ class _Target(Target):
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
-    """Return the content of rows.json without the fingerprint, and the dtype of a row."""
+    """Return the pair of rows.json's content, without the fingerprint, and the dtype of a row."""
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
     made_of = f"{layout!r} of corpus {corpus.content_hash()}, plans {plans}"
     row_format = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
     dtype = row_format.dtype(corpus.dtype)
-    per_shard = max(1, shard_bytes // dtype.itemsize)
+    per_shard = max(1, shard_bytes // dtype.itemsize)  # rows
     manifest = {
         "format": rows.NAME,
         "version": rows.VERSION,
@@ -119,8 +119,9 @@ def _write(
 
     if not target.remote:
         loss_size = np.dtype(manifest["loss"]).itemsize if manifest["loss"] else 0
-        needed = len(layout) * (dtype.itemsize + layout.sequence_length * loss_size)
+        needed = len(layout) * (dtype.itemsize + layout.sequence_length * loss_size)  # bytes of all rows
         if os.path.isdir(target.stage):
+            # an interrupted call has written these bytes
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
             problem = f"has {free / 1e9:.3f} GB free, but the rows take another {needed / 1e9:.3f} GB"
@@ -129,11 +130,12 @@ def _write(
     begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
+        # in the order that `_write_shard` expects: documents, loss if the corpus has loss, rows
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]
         if not files.exists(paths[0]):  # `whole_files` makes the first path appear last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # `corpus.sources` raises an error unless the corpus's file of sources has one source for each document
+    # `corpus.sources` is read only for its check: the corpus's file of sources must have one source for each document
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -150,7 +152,7 @@ def _write_shard(
 
     `paths` are the files of documents, of loss (if the corpus has loss) and of rows. The file of documents appears last.
     """
-    from grain_sft.transforms import ShiftTargets
+    from grain_sft.transforms import ShiftTargets  # imported late, as in `_write`
 
     length = source.layout.sequence_length
     chunk = max(1, _CHUNK_TOKENS // length)

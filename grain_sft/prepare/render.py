@@ -81,7 +81,7 @@ class Renderer:
         template, name = TEMPLATES[self.request.template], f"template {self.request.template}"
         check_choice(f"{name}: truncation", template.truncation, ("first", "last"), PrepareError)
         check_choice(f"{name}: messages_schema", template.messages_schema, SCHEMAS, PrepareError)
-        if ":" not in template.format:  # not package.module:Name
+        if ":" not in template.format:  # a name in `FORMATS`, not package.module:Name
             check_choice(f"{name}: format", template.format, FORMATS, PrepareError)
         for attribute in ("roles", "options", "learned"):
             check_type(f"{name}: {attribute}", getattr(template, attribute), tuple, "a tuple")
@@ -119,7 +119,8 @@ class Renderer:
         """Return the uncut document of each conversation, or the RecordError of a conversation that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # A response without text is kept as BOS, EOS or both. The template `text` refuses empty="keep" if it adds neither.
+        # In a pair, a response without text is kept if it gets BOS or EOS. If it gets neither, empty="keep" would be an error
+        # of the template `text`.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -140,13 +141,17 @@ class Renderer:
                     contents.rejected.append(self._rejected(source, raw, result))
                 else:
                     self.add(source, result, contents)
+        # `max` keeps the dtype unsigned if the vocabulary is empty
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         weighted = self.template.weighted or self.format.of_pairs
         loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). An error ends its batch: the work may stop at the error."""
+        """Yield batches of (source, record, conversation or error).
+
+        An error ends its batch. So if the preparation stops at the error, it has rendered no later record in vain.
+        """
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -168,7 +173,7 @@ class Renderer:
             raise RecordError(f"{path}:{line}: {error}") from error
         if isinstance(raw, RecordError):
             raw = raw.record  # bytes that could not be decoded
-        text = decoded(raw) if isinstance(raw, bytes) else repr(raw)
+        text = decoded(raw) if isinstance(raw, bytes) else repr(raw)  # bytes if they are not UTF-8
         record = {"record": text} if isinstance(text, str) else {"record_base64": base64.b64encode(text).decode()}
         return {"file": path, "line": line, "reason": str(error), **record}
 

@@ -70,7 +70,7 @@ class TemplateOptions:
     def __post_init__(self) -> None:
         declaration: Callable[..., Any] = type(self)  # mypy does not accept a class as a hashable argument
         for name, option in options_of(declaration).items():
-            check_name(name, getattr(self, name))
+            check_name(name, getattr(self, name))  # refuses texts with NUL or bytes that are not UTF-8
             try:
                 check_value(getattr(self, name), option.type, name)
             except ConfigError as error:
@@ -164,6 +164,7 @@ class Request(TemplateOptions):
 
 def parse_amount(amount: str) -> float | int:
     """Return the factor "0.5" as the float 0.5, or the count "5000" as the int 5000."""
+    # at most 300 digits, because a float above 1.8e308 would be infinite
     if not isinstance(amount, str) or not re.fullmatch(r"[0-9]{1,300}(\.[0-9]*)?|\.[0-9]+", amount):
         raise PrepareError(f"amount {amount!r}: expected a factor, such as '0.5', or a number of records, as text.")
     return float(amount) if "." in amount else int(amount)
@@ -177,5 +178,5 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{name}[{number}]")
-    elif json.dumps(old) != json.dumps(new):  # 0 == 0.0, but their hashes differ (`artifact.hash_of`)
+    elif json.dumps(old) != json.dumps(new):  # as text, because 0 == 0.0, but their hashes differ (`artifact.hash_of`)
         yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"

@@ -74,7 +74,7 @@ def make_corpus(
     files.check_inputs_stay(target.output, (entry.path for entry in entries))
     files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
     planned = inputs.plan_units(entries)
-    total = sum(unit.size for unit in planned)
+    total = sum(unit.size for unit in planned)  # bytes
     scanned = run_steps("Scanning the inputs", runner.scan(entries, planned), total, progress, lambda unit: unit.size)
     scanned_inputs, units = inputs.assemble(entries, scanned)
     job = Job(request, scanned_inputs, target.output, inputs.grouped(scanned_inputs, units))
@@ -89,7 +89,7 @@ def make_corpus(
             run_steps("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
             # A corrected request is refused while the unfinished work of this request exists. So the work is discarded if it
-            # is of no use: the same request would fail again at a bad record, or no chunk was rendered yet.
+            # is of no use: the same request would fail again at the same bad record, or no chunk was rendered.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()
             raise
@@ -150,7 +150,7 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of the first 40 parts of a document. Loss begins or ends where a part ends.
+    """Yield the lines of the first 40 parts of a document. A part ends where loss begins or ends.
 
     "|" marks a line with loss, "." marks a line without loss, and "⏎" marks a newline of the text.
     """

@@ -38,17 +38,17 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Shuffle the kept documents as open-instruct does, by the permutation of `datasets.Dataset.shuffle(seed)`.
+    """Shuffle the kept documents as open-instruct does, by the permutation of Hugging Face's `datasets.Dataset.shuffle(seed)`.
 
     Open-instruct makes no split val. Here, the first documents of the permutation are val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # every document of `ids[kept]` is kept, so its mask `kept[kept]` is all True
+    # only kept documents are passed, so their mask, `kept[kept]`, is all True
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as Primer and OpenChat do: shuffle all documents, kept or not."""
+    """Split as Primer and OpenChat do: shuffle all documents, and leave out the dropped ones afterwards."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
     return _divide(ids, kept, np.frombuffer(order, np.int64), request, request.shuffle is not False)

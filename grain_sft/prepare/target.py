@@ -90,7 +90,7 @@ class Target:
                     manifest = make()
                     self._publish()
                     return manifest
-                self.discard()  # the folder that `_locked` made
+                self.discard()  # the other process removed its folder, but `_locked` made it again
         elif self.remote or os.path.isdir(self.work):
             # remove the work of an interrupted run, unless another process holds the lock and is replacing this corpus
             with contextlib.suppress(StorageError), self._locked(wait=False):
@@ -163,7 +163,7 @@ class Target:
                 raise StorageError(f"{self.work}: can't be made ({error.strerror}). Give another output.") from error
             in_use = f"{self.output}: is being prepared by another process. Wait for it."
             with exclusive(fd, in_use, wait=wait) as is_held:
-                if not is_held or is_at(fd, lock):
+                if not is_held or is_at(fd, lock):  # the file system has no locks, or the locked file still exists
                     yield
                     return
                 # another process discarded the folder before this process got the lock, so try again
@@ -229,6 +229,7 @@ def _remote_files(folder: str) -> list[str]:
     """Return the remote files below `folder`. If `folder` is a file, return `[folder]`."""
     base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
+        # only `folder` itself and the files below it, whatever else the client lists
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
 
 
@@ -260,6 +261,6 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity to compare. The inputs are a dict by path."""
+    """Return the parts of an identity to compare. The inputs become a dict by path, so that differences name the file."""
     inputs = {str(entry.get("path")): entry for entry in identity.get("inputs") or []}
     return {name: identity.get(name) for name in ("request", "tokenizer", "code")} | {"inputs": inputs}

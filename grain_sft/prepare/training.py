@@ -15,7 +15,7 @@ from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.tokenizers.tokenizer import MARKER
 
-_BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
+_BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model; see the ids in `_OPTIONS`
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # maximum number of lines to train on; more lines hardly change a vocabulary
@@ -52,7 +52,7 @@ def train_tokenizer(
         if re.fullmatch("<0x[0-9A-F]{2}>", token):
             raise PrepareError(f"special token {token!r}: every model has this piece, for a byte. Leave it out.")
     model = io.BytesIO()
-    texts = list(lines)  # SentencePiece would hide an exception that `lines` raises
+    texts = list(lines)  # not lazily: SentencePiece would hide an exception that `lines` raises
     # SentencePiece finds only pieces with U+2581 for spaces; grain_sft finds markers such as <|usr|> itself
     tokens = [token if MARKER.fullmatch(token) else token.replace(" ", "\u2581") for token in special_tokens]
     pieces = [token for token in dict.fromkeys(["\n", *tokens]) if token not in _BUILT_IN]
@@ -71,7 +71,7 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return the message for the user instead of SentencePiece's message `internal`."""
+    """Return the error message for the user. `internal` is the message that SentencePiece raised."""
     if match := re.search(r"to a value <= (\d+)", internal):
         most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""

@@ -40,6 +40,7 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(type(error).__name__, str(error))
 
     def to_error(self) -> GrainSftError:
+        # a class that is not in errors.py becomes a PrepareError
         kind: type[GrainSftError] = getattr(errors, self.kind, PrepareError)
         return kind(self.message)
 
@@ -110,7 +111,8 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
 @contextlib.contextmanager
 def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        # with -m, Python would warn that the package has imported the module already
+        # With -P, Python imports no module of the current folder. With -m, it would warn that the package has imported this
+        # module already.
         [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],
         env=child_environment(),
         stdin=subprocess.PIPE,
@@ -137,7 +139,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 def serve() -> None:
     """Render groups in a worker process. Reply to each group with a line: `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        replies = os.fdopen(os.dup(1), "wb")
+        replies = os.fdopen(os.dup(1), "wb")  # the pipe to the parent, which is still stdout
         os.dup2(2, 1)  # stdout becomes stderr, so text that a library prints does not mix with the replies
         parent = os.getppid()
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)

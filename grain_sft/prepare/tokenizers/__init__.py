@@ -15,6 +15,7 @@ from grain_sft.storage import file_stamp, files
 
 __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
 
+# a tokenizer.json next to one of these files is read with the other files of its folder
 _SIDECARS = ("tokenizer_config.json", CHAT_TEMPLATE)
 # a folder with one of these files holds a Hugging Face tokenizer
 _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"}
@@ -56,7 +57,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     names = _names_in(where)
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
-    # names such as a.model, a.tiktoken and tokenizer.bin, but not tokenizer.json or tokenizer.tiktoken.json
+    # names such as a.model, a.tiktoken and tokenizer.bin, but not tokenizer.tiktoken.json, which is a sidecar
     is_candidate = re.compile(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)").fullmatch
     candidates = [name for name in names if is_candidate(name) and not files.is_folder(files.join(where, name))]
     if len(candidates) == 1:

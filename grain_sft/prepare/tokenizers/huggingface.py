@@ -15,9 +15,10 @@ from grain_sft.prepare.tokenizers import huggingface_cuts, huggingface_gaps
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 from grain_sft.storage import ForkSafeLock
 
+# usual spellings of EOS and padding, for a tokenizer.json without the files that name these tokens
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a token that stands for one byte
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of Latin-1
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
@@ -53,13 +54,13 @@ class HuggingFaceTokenizer(Tokenizer):
         model = self._content()["model"]
         if model.get("dropout"):
             raise CorpusError(f"{where}: its dropout draws ids at random. Set model.dropout to null in tokenizer.json.")
-        # a text may become the token of unknown characters
+        # a text may become the token of unknown characters, so this token is not one of `control_ids`
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
         for name, spellings in (("eos_token", _EOS), ("pad_token", _PAD)):
             found = [spelling for spelling in spellings if spelling in self.special_tokens]
-            if self._is_alone and len(found) == 1:  # a lone tokenizer.json does not name the token
+            if self._is_alone and len(found) == 1:  # with several spellings, it is unknown which one is meant
                 setattr(loaded, name, found[0])
         self.eos_token_id, self.pad_token_id = loaded.eos_token_id, loaded.pad_token_id
         self.bos_token_id = loaded.bos_token_id
@@ -138,7 +139,8 @@ class HuggingFaceTokenizer(Tokenizer):
           RecordError: A text has a character without a token.
         """
         plain = self.plain
-        encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
+        # "fast" computes no offsets; older versions of tokenizers lack it
+        encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)
 
         def encode(text: str) -> list[int]:
             """Return the ids of one text. A long text is cut into pieces at places where a cut does not change the ids."""
@@ -209,6 +211,7 @@ _lock = ForkSafeLock()
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable in this context, which one thread at a time can enter."""
     with _lock.lock:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -232,8 +235,8 @@ def _rename_tokens(content: dict[str, Any], special: Set[str]) -> None:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
-        """Return False if a part or the result of a merge is a renamed token."""
-        parts = merge.split(" ") if isinstance(merge, str) else merge
+        """Return False if a part or the result of a merge is a renamed token, because the vocabulary no longer has it."""
+        parts = merge.split(" ") if isinstance(merge, str) else merge  # older versions of tokenizers write "a b" for ["a", "b"]
         return special.isdisjoint(["".join(parts), *parts])
 
     for token in content.get("added_tokens", []):

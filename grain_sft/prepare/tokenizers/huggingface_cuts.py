@@ -43,7 +43,8 @@ _ALTERNATIVES = (
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
 _ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the source of one alternative
 _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
-_MATCHES_CUTS = re.compile(r"\\p\{L.*\\s\+$")  # alternatives with "\p{L" match all Han letters or all stops
+# A pattern with "\p{L" that ends in "\s+" matches all spaces, and all Han letters or all stops.
+_MATCHES_CUTS = re.compile(r"\\p\{L.*\\s\+$")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
@@ -57,6 +58,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         return None
     for token in content.get("added_tokens", ()):
         text = token["content"]
+        # a token with `single_word` is found only where no letter comes before it, so a cut after a letter could add a match
         in_text = f"a{text}" if token["single_word"] else text
         if _SPANS_CUT.search(in_text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
@@ -67,6 +69,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     if kinds == ["Metaspace"]:
         return _BEFORE_SPACE if steps[0].get("split", True) else None
     splits = [step.get("use_regex") or _MATCHES_CUTS.search(step.get("pattern", {}).get("Regex", "")) for step in steps]
+    # ByteLevel turns a space into "\u0120", a letter, so no step may follow it
     if not any(splits) or "ByteLevel" in kinds[:-1] or not all(map(_keeps_words, steps)):
         return None
     return _BEFORE_SPACE if any(step.get("add_prefix_space") for step in steps) else _BEFORE_SPACE_OR_STOP

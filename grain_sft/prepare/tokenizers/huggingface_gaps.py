@@ -14,7 +14,7 @@ _ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 
 
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
-    """Change a parsed tokenizer.json to refuse characters without a token. Return whether it was changed.
+    """Change a parsed tokenizer.json, so that its tokenizer refuses characters without a token. Return whether it was changed.
 
     A byte-level model with tokens for `all_bytes`, the characters of the 256 bytes, can encode any text, so it stays unchanged.
     A model with a prefix or suffix of subwords looks up "##x" or "x</w>" for a byte, and may lack this token.

@@ -94,6 +94,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return np.array(lengths, np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
+        # A group has equal special tokens, and their text, or ordinary tokens, and None. The library itself would leave out the
+        # special tokens, because they are CONTROL pieces.
         groups = [(text, list(group)) for text, group in itertools.groupby(map(int, ids), self._special_texts.get)]
         return "".join(self._processor.decode(group) if text is None else text * len(group) for text, group in groups)
 
@@ -102,6 +104,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
             return None
         text = str(self._processor.id_to_piece(number))
         if self._processor.is_byte(number):
+            # the text is "<0x0A>" for a newline
             return bytes.fromhex(text[3:5]).decode("utf-8", "surrogateescape")
         return text.replace(_SPACE, " ")
 

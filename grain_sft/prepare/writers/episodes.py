@@ -1,6 +1,6 @@
 """Writer of format episodes. `grain_sft.corpus.formats.episodes` describes the files.
 
-Tokens are uint32, as MyPT's tools write them. Their documentation states uint16.
+Tokens are uint32, as the tools of MyPT write them, although the documentation of MyPT states uint16.
 """
 
 from collections.abc import Callable
@@ -53,13 +53,14 @@ def write_shard(
 
     Args:
       index_name, mask_name: Names of the files for the index and the mask.
-      columns: Function that returns the mask of a block's tokens, and the columns of the index after the documents' starts.
+      columns: Function that returns the mask of a block's tokens, and the columns of the index after its first column, which
+        has the documents' starts.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
     if files.exists(paths[0]):
         return  # an earlier run has finished this shard
-    start = 0
+    start = 0  # number of tokens written to the shard
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
             tokens.write(plan.stored(block, TOKEN_DTYPE).tobytes())

@@ -46,6 +46,7 @@ def write(plan: Plan, task: Task) -> None:
             for mask in masks:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written  # ends of the documents in the part
+            # documents of other parts are empty here, and get no line
             borders = itertools.pairwise([written, *ends.tolist()])
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
             written += stop - start

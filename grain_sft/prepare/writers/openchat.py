@@ -45,7 +45,7 @@ def write(plan: Plan, task: Task) -> None:
     openchat_metadata = {"model_type": plan.request.source or plan.request.template}
     tokenizer_name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
     metadata = plan.metadata(task.split)
-    metadata |= {"tokenizer": tokenizer_name, "source_names": []}  # prepare.json has the paths of the inputs
+    metadata |= {"tokenizer": tokenizer_name, "source_names": []}  # the manifest prepare.json has the paths of the inputs
     schema = arrow.schema(fields, {"metadata_json": json.dumps(openchat_metadata), METADATA_KEY: json.dumps(metadata)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         first_weights = [np.empty(0, "<f4")]

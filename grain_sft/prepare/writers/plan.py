@@ -1,4 +1,4 @@
-"""`Plan`, the documents that a preparation writes, and `Format`, the functions that write them in one format."""
+"""`Plan`, a corpus before it is written, and `Format`, the functions that write corpora in one format."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ class Plan:
       folder: Local or remote folder of the files.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
-      documents: Documents by number.
+      documents: Documents of the inputs by number, dropped ones included.
       splits: Numbers of the documents of each split, in order.
       statistics: Counts of each split.
       binary: Whether every loss weight is 0 or 1.
@@ -84,7 +84,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the whole documents of a task in blocks, with the tokens that belong to other parts."""
+        """Yield the documents of a task in blocks. They are whole: tokens that belong to other parts are included."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def stored(self, block: Block, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -95,7 +95,7 @@ class Plan:
         return block.tokens.astype(dtype)
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
-        """Return the ends of a split's documents, int64 [documents]: [3, 5] for documents of 3 and 2 tokens."""
+        """Return where each document of a split ends, int64 [documents], in tokens: [3, 5] for documents of 3 and 2 tokens."""
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:

@@ -70,7 +70,9 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names."""
+    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt, which reads this format, also opens
+    these names.
+    """
     if files.is_remote(plan.folder):  # buckets have no links
         return
     folder = Path(plan.path(split))
