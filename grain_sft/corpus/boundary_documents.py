@@ -143,5 +143,5 @@ def _touching(files: list[BoundaryFile], entries: list[Entries]) -> list[tuple[i
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
     """Return the last token of each of the shards with the numbers `shards`."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)  # at most 1 open file
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files=1, remote=corpus.remote)
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

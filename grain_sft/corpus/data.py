@@ -36,7 +36,8 @@ class CorpusData:
       weights: Weight of each shard if the corpus was opened as a Megatron blend, such as "0.3 A 0.7 B"; else ().
       signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
-      ignores_loss: Whether `use_loss_mask=False` or `label_mask_paths` of `open_corpus` ignores loss files that exist.
+      ignores_loss: Whether `open_corpus` got `use_loss_mask=False` although loss files exist, or got `label_mask_paths`. Loss
+        files that are found by name are then ignored.
 
     Raises:
       CorpusError: `dtype` can't hold `eos_token_id` or `pad_token_id`.

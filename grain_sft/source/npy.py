@@ -110,7 +110,7 @@ class NpyDataSource(RowSource):
         Raises: as `RowSource.read`; and CorpusError for a negative token.
         """
         rows, filled = checked_rows(indices, self.layout)
-        if filled:
+        if filled:  # at least one row is a `FILL_ROW`
             real, padded = rows != FILL_ROW, {}
             for key, array in self.read(rows[real]).items():
                 padded[key] = np.full((len(rows), array.shape[1]), self._pad if key == "tokens" else 0, array.dtype)
@@ -120,10 +120,10 @@ class NpyDataSource(RowSource):
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
         segments, loss = read.segment_ids, read.loss  # `loss` is None, a mask (bool) or weights (float32)
-        mask = segments if loss is None else loss
+        mask = segments if loss is None else loss  # without loss files, all tokens but padding (segment 0) take loss
         mask = mask if mask.dtype == np.bool_ else mask != 0
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
-        if loss is not None and loss is not mask:
+        if loss is not None and loss is not mask:  # float32
             element["loss_weights"] = loss
         return element
 
@@ -201,7 +201,7 @@ class NpyDataSource(RowSource):
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
-        tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
+        tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, half=1)
         loss: Array | None = None
         lasts: Ints | slice
         firsts: Ints | None = None  # index of the first token of each piece in the flattened rows

@@ -79,7 +79,7 @@ class RowReader:
         shards = None
         if len(self._first_rows) > 1:
             shards = self._first_rows.searchsorted(rows, side="right") - 1
-            rows = rows - self._first_rows[shards]
+            rows = rows - self._first_rows[shards]  # from here on, rows count from the start of their shard
         blocks, (tokens, targets, positions, segments, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
@@ -129,7 +129,7 @@ class RowReader:
         # rows that store the ends of segments may have only half as many bytes in the file
         tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
         size = max(1, min(count, tokens_per_block // length))  # rows per block
-        memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
+        memory = Arrays().empty((size, self._row.itemsize), np.uint8, half=1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
         # tokens of 4 bytes are read straight into the batch, and only the other values into `memory`
         num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0

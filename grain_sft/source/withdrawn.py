@@ -38,6 +38,7 @@ class Withdrawals:
         self._parts: dict[str, _WithdrawnDocuments] = {}
         self._arrays = Arrays()
         unknown = np.ones(len(documents), np.bool_)
+        # `in_part` is a mask of the documents that a part has, and `own` are the numbers of these documents in the part
         for name, part, in_part, own in split_documents(self._layout, documents):
             unknown &= ~in_part
             if len(own):
@@ -79,6 +80,7 @@ class Withdrawals:
             if (documents := self._parts.get(name)) is not None:
                 of_source = pieces if documents.layout is self._layout else documents.layout.pieces(own)
                 piece, _, count, since = documents.parts(of_source)
+                # `of_source.row` are indices into `own`, and `indices` are the places of these rows in `rows`
                 count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
                 by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
                 # the pieces of one source are in the same order in `pieces` and `of_source`

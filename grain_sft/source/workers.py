@@ -42,8 +42,8 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    The first call of `next` starts the workers. Call `next` from a single thread, which is not the main thread: there, Ctrl-C
-    could interrupt the start.
+    The first call of `next` starts the workers. All calls of `next` come from one thread, but not from the main thread, where
+    Ctrl-C could interrupt the start.
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.

@@ -71,7 +71,7 @@ class _OwnIndex(msgspec.Struct):
 def _read_own(data: Json, options: ReadOptions) -> Corpus:
     """Return the corpus of this project's index, without scanning its files."""
     path = data.path
-    if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
+    if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:  # `convert` refuses an index without a version
         problem = f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}"
         raise CorpusError(f"{problem}. Build it again with `grain-sft index`.")
     index = data.convert(_OwnIndex, _DAMAGED)
