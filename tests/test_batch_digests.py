@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hard_chats
 import numpy as np
 from batches import sections
 from episode_corpora import write_dataset
 from mixed_corpora import mixture_config, write_sources
+from prepared import TEXTS, chats, openchat_chats, tool_chats
 from sft_files import documents, write_episodes, write_olmo, write_openchat, write_primer
 from template_rules import SPECIAL
 from tokenizer_makers import byte_level_json, save_huggingface
@@ -163,10 +163,10 @@ def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     save_huggingface(folder / "hf", byte_level_json(SPECIAL), eos="<|endoftext|>", chat_template=template)
     files = {
-        "texts": [{"text": str(each)} for each in hard_chats.TEXTS],
-        "chats": hard_chats.chats(),
-        "openchat": hard_chats.openchat_chats(),
-        "tools": hard_chats.tool_chats(),
+        "texts": [{"text": str(each)} for each in TEXTS],
+        "chats": chats(),
+        "openchat": openchat_chats(),
+        "tools": tool_chats(),
     }
     for name, records in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))

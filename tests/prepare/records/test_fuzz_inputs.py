@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hard_chats
 import pytest
 from mutators import change_json, changed_bytes
-from prepared import rejected_of
+from prepared import chats, openchat_chats, rejected_of, tool_chats
 from template_rules import REFERENCES, in_one, spelled
 
 from grain_sft.corpus import open_corpus
@@ -121,8 +120,8 @@ VALUES: tuple[Any, ...] = (
 
 def seeds(template: str) -> list[dict[str, Any]]:
     """Return the valid records of a template from which mutants are made."""
-    kinds = {"openchat": hard_chats.openchat_chats, "episode_tool": hard_chats.tool_chats}
-    return [record for record in kinds.get(template, hard_chats.chats)() if len(json.dumps(record)) < 5000]
+    kinds = {"openchat": openchat_chats, "episode_tool": tool_chats}
+    return [record for record in kinds.get(template, chats)() if len(json.dumps(record)) < 5000]
 
 
 def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:

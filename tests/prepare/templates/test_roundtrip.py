@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hard_chats
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, CHATML, save_trained
+from prepared import CHAT_FORMATS, CHATML, TEXTS, chats, episode_chats, openchat_chats, save_trained, tool_chats
 from template_rules import REFERENCES, SPECIAL, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
@@ -57,8 +56,7 @@ CHECKED: set[Any] = set()
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the chats as JSONL files, and with the tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
-    kinds = {"tools": "tool_chats", "openchat": "openchat_chats", "episodes": "episode_chats", "chats": "chats"}
-    records = {name: getattr(hard_chats, function)() for name, function in kinds.items()}
+    records = {"tools": tool_chats(), "openchat": openchat_chats(), "episodes": episode_chats(), "chats": chats()}
     long = [record for record in records["chats"] if len(str(record)) > 50_000]  # takes seconds to tokenize
     records = {name: [each for each in values if len(str(each)) <= 50_000] for name, values in records.items()}
     records["long"] = [{**record, "system": ""} for record in long]
@@ -70,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [json.dumps(value, ensure_ascii=number % 2 == 0) for number, value in enumerate(values)]
         end = "\r\n" if name == "tools" else "\n"
         (made / f"{name}.jsonl").write_text(end.join(["", *lines]), encoding="utf-8", newline="")  # line 1 is empty
-    words = [line for text in hard_chats.TEXTS for line in text.splitlines() if line]
+    words = [line for text in TEXTS for line in text.splitlines() if line]
     words += [f"the question and the answer, word {number}" for number in range(100)]
     save_trained(made, SPECIAL, 900, words)
     serialized = byte_level_json(SPECIAL)
