@@ -26,7 +26,9 @@ CUT = b" | half written"
 """Text that the next writer appends to a line that a killed process left unfinished."""
 
 _CHANNEL = "TRAINING | INFO"
+# strings that stand without quotes in a line of text; quotes keep other strings apart from numbers, true, false and null
 _UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
+# name and value of a field; a value is a JSON string, or has no space, no quotation mark and no |
 _FIELD = re.compile(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"|]+)')
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -40,7 +42,7 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""Function that returns an entry as a line without the newline, by the suffix of the file."""
+"""By suffix of the log: function that returns the line of an entry, without newline, from the entry's time and fields."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
@@ -65,6 +67,7 @@ def read_line(line: bytes) -> dict[str, str]:
 
 
 def _distinct(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields as a dict. Raise ValueError if two have the same name."""
     if len(distinct := dict(fields)) != len(fields):
         raise ValueError("it has a field twice")
     return distinct
@@ -111,7 +114,7 @@ class AuditLog(Observer):
         self._ends = [0 for _ in self.paths]  # size of each file after the last entry that this log wrote
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, unless the run jumps
-        self._next_entry_step = -1  # first step with entries, from `_next` on
+        self._next_entry_step = -1  # first step from `_next` on that has entries
         self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
@@ -126,7 +129,7 @@ class AuditLog(Observer):
         with self._lock:
             if delivery is self._recorded:
                 return
-            if delivery.step == self._next and delivery.step < self._next_entry_step:
+            if delivery.step == self._next and delivery.step < self._next_entry_step:  # the step has no entries
                 self._next, self._recorded = delivery.step + 1, delivery
             elif delivery.writer:
                 self._write(delivery)
@@ -156,7 +159,9 @@ class AuditLog(Observer):
 
     def _entries(self, pipeline: Run, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
         """Return new values of `_events` and `_since`, and the entries of `step`. `sizes` are the files' present sizes."""
+        # True for the first entry of this process, and if a file was moved away or another writer added entries to it
         loads = self._events is None or sizes != self._ends
+        # a run that begins at step 0 with empty files does not resume
         run_is_new = self._events is None and not any(sizes) and step == 0
         events = self._events or Events(pipeline)
         jumps = loads or step != self._next
@@ -168,7 +173,7 @@ class AuditLog(Observer):
         return events, since, [*entries, *(events.entry(event, since) for event in due)]
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
-        return type(self), (self.path,)  # the copy in a worker process writes nothing
+        return type(self), (self.path,)  # the copy in a worker process gets no `batch_handed_out`, so it needs no state
 
 
 @contextlib.contextmanager
@@ -196,7 +201,7 @@ def _append(path: str, fd: int, time: str, entries: Sequence[Fields]) -> int:
     """Append entries to a file, sync it, and return its new size."""
     with _storage_errors(path):
         size = os.fstat(fd).st_size
-        before = os.pread(fd, size, 0)
+        before = os.pread(fd, size, 0)  # the whole file, to count its lines
         data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
         line = FORMATS["." + path.rpartition(".")[2]]
         for number, fields in enumerate(entries, (before + data).count(b"\n") + 1):
@@ -205,13 +210,14 @@ def _append(path: str, fd: int, time: str, entries: Sequence[Fields]) -> int:
         if written < len(data):
             raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
         os.fsync(fd)
-        if not size:
+        if not size:  # the file may be new, so its name must reach the disk too
             files.sync_folder(Path(path).parent)
         return size + len(data)
 
 
 @contextlib.contextmanager
 def _storage_errors(path: str) -> Iterator[None]:
+    """Raise an OSError of the context as a StorageError about the audit log at `path`."""
     try:
         yield
     except OSError as error:

@@ -39,7 +39,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # a process begins with LOAD, and all its lines come from one version of the run
+    # A process begins with LOAD. All its lines come from one version of the run: one set of amendments and stages.
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -76,7 +76,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
-    """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
+    """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else `pipeline`.
 
     A number that does not divide all batches may be right too: a run may change the number of hosts with its batch size.
     """
@@ -102,6 +102,7 @@ def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> It
         yield pipeline
         return
     num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
+    # the first stage has no part of its own in a receipt
     num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
     amended = pipeline  # with all its stages, but only with the amendments of that time
     if num_amendments < len(pipeline.amendments):
@@ -125,7 +126,7 @@ def _checked_as_best_version(
         version_checker = checker.as_written_by(version)
         for fields in lines:
             version_checker.check(fields)
-        if len(version_checker.checked.findings) == len(checker.checked.findings):  # `lines` have no findings
+        if len(version_checker.checked.findings) == len(checker.checked.findings):  # `lines` have added no findings
             return version_checker
         checkers.append(version_checker)
     return min(checkers, key=lambda each: len(each.checked.findings))

@@ -74,7 +74,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
     table: dict[str, Ints] = {"step": steps}
     if sampler.steps_per_epoch is None:
-        for stream in sampler.streams:
+        for stream in sampler.streams:  # the sampler of a run with stages has no streams
             names: tuple[str, ...] = f"epoch of {stream.name}", f"rows into epoch of {stream.name}"
             table |= zip(names, np.array([stream.begin(step) for step in steps.tolist()]).T, strict=True)
     else:
@@ -86,7 +86,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
 
 def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
-    """Return the number of tokens of a stage's batches before each of `steps`, int64 [n]."""
+    """Return the number of tokens in the batches of `stage` before each of `steps`, int64 [n]."""
     sizes, first = pipeline.sampler.batch_sizes, stage.first_step
     end = np.clip(steps, first, stage.end_step)
     row_length = stage.sampler.row_length(first)
@@ -109,5 +109,6 @@ def _progress_in_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
         epoch, rows_into = stream.begin(step)
         first_step = sampler.steps_of_epochs(epoch) if epoch else 0
         begins_in_earlier_epoch = stream.begin(first_step)[0] < epoch
-    # `first_step` reads the epoch's first row. If it also reads rows of an earlier epoch, it began in the earlier epoch.
+    # `first_step` reads the epoch's first row. If it also reads rows of an earlier epoch, it began in the earlier epoch,
+    # so it is not counted.
     return epoch, step - first_step - begins_in_earlier_epoch, rows_into

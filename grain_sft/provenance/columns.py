@@ -54,6 +54,7 @@ class Sources:
             first_shard += len(labels)
             inputs = tuple(number_of_label)
             if table is not None:
+                # the table may have more inputs than the corpus has names
                 num_unnamed = int(table[:, 0].max(initial=-1)) + 1 - len(part.corpus.source_names)
                 inputs = (*part.corpus.source_names, *[""] * num_unnamed)
             if name and len(inputs) == 1:
@@ -105,7 +106,7 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
       CorpusError, CorpusFileError: The layout is windows, and the ends of the documents can't be found.
     """
     name = f"{source}:{number}" if source else str(number)
-    sources = list(dict.fromkeys(part for layout in run.layouts for part in layout.parts if part))
+    sources = list(dict.fromkeys(each for layout in run.layouts for each in layout.parts if each))  # "" is not a source
     if source and source not in sources:
         expected = f"expected one of {', '.join(sources)}" if sources else "the run is not a mixture"
         raise RowIndexError(f"document {name}: no such source; {expected}.")
@@ -126,6 +127,7 @@ class TrainableTokens:
         self._pipeline = pipeline
         self._source = pipeline.source
         before_shift = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
+        # a transform that cuts off columns of padding changes no mask
         self._transforms: list[grain.transforms.Map] = [each for each in before_shift if not trait(each, "trims_columns")]
         corpus = pipeline.source.layout.corpus
         self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
@@ -138,10 +140,11 @@ class TrainableTokens:
           pieces: Pieces of `rows`.
         """
         layout = self._source.layout
-        begins_segment = (pieces.column if pieces.position is None else pieces.position) == 0
+        # whether no input precedes the piece's first token; without `position`, a row is one segment, so columns are positions
+        lacks_input = (pieces.column if pieces.position is None else pieces.position) == 0
         if layout.of_pairs:
-            begins_segment[:] = False
-        counts: Ints = pieces.length - begins_segment
+            lacks_input[:] = False
+        counts: Ints = pieces.length - lacks_input
         if not self._transforms and self._loss is None:
             return counts
         per_block = max(1, _BLOCK_TOKENS // layout.sequence_length)
@@ -158,7 +161,8 @@ class TrainableTokens:
                 offsets = lengths.cumsum() - lengths
                 shards, starts = pieces.shard[in_block], pieces.start[in_block]
                 loss = self._loss.gather(shards, starts, offsets, lengths, int(lengths.sum())).astype(bool, copy=False)
-            first_takes_loss = loss[offsets] & begins_segment[in_block]
+            # `offsets` are the indices of the pieces' first tokens in `loss`
+            first_takes_loss = loss[offsets] & lacks_input[in_block]
             counts[in_block] = _count(loss, offsets, lengths) - first_takes_loss
         return counts
 
@@ -176,6 +180,7 @@ class TrainableTokens:
             element, width = self._element(self._pipeline.source_at(int(steps[index])), row), self._source.layout.width(row)
             segments, trainable = (_fitted(element[key], width)[0] for key in ("segment_ids", "loss_mask"))
             trainable = trainable.astype(np.bool_)
+            # a token is trainable only if the token before it is of the same segment; segment 0 is padding or withdrawn
             trainable[0] = False
             trainable[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
             of_row = slice(*pieces.row.searchsorted((index, index + 1)).tolist())
@@ -204,6 +209,7 @@ def _count(loss: Bools, offsets: Ints, lengths: Ints) -> Ints:
     borders = np.stack([offsets, offsets + lengths], axis=1)
     if len(loss) >= _LONG_PIECE * len(offsets):
         return np.array([np.count_nonzero(loss[begin:end]) for begin, end in borders.tolist()], np.int64)
-    # Sum i is that of the elements from border i to border i + 1. The last border may be the end of `loss`, hence `append`.
+    # Sum i is that of the elements from border i to border i + 1, so every other sum is that of a piece. The last border may be
+    # the end of `loss`, hence `append`. Where two borders are equal, `reduceat` returns an element, not 0, hence `where`.
     sums = np.add.reduceat(np.append(loss, False), borders.reshape(-1), dtype=np.int32)
     return np.where(lengths > 0, sums[::2], 0).astype(np.int64)

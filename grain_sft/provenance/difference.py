@@ -129,13 +129,16 @@ def _withdrawn(pipeline: Pipeline, step: int, rows: Ints) -> Bools:
 def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int, int]]:
     """Yield the same values as `_by_row_numbers`, from a comparison of the arrays of the batches."""
     for step in steps:
+        # sizes of the smaller and of the larger batch
         num_paired, num_rows = sorted(len(_rows(each, step)) for each in (one, other))
         equal = np.ones(num_paired, np.bool_)
         if num_paired:
             batch, other_batch = batch_of_arrays(one, step), batch_of_arrays(other, step)
+            # without the number of rows, in which the batches may differ
             shapes, other_shapes = ({key: np.shape(each[key])[1:] for key in each} for each in (batch, other_batch))
             equal[:] = shapes == other_shapes
-            for key in batch if shapes == other_shapes else ():  # a number becomes an array [1], which is compared for each row
+            for key in batch if shapes == other_shapes else ():
+                # if the value of `key` is a number, it is compared as an array [1], and the result counts for all rows
                 equal_items = np.atleast_1d(batch[key])[:num_paired] == np.atleast_1d(other_batch[key])[:num_paired]
                 equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
         yield step, num_rows - int(equal.sum()), num_rows
@@ -167,7 +170,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
             continue
         for lines in iter_trace(stage, own, trainable=False):
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
-            if lines.withdrawn is not None:  # a document whose tokens are all withdrawn is not read
+            if lines.withdrawn is not None:  # a line whose tokens are all withdrawn reads nothing of its document
                 kept &= lines.withdrawn < lines.stop - lines.start
             lines = lines.select(kept)
             numbers = run.of(stage.source.layout, lines.document).tolist()

@@ -13,7 +13,7 @@ Fields = dict[str, Any]
 VERSION = 1  # increases when the fields of entries change
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
-_SHOWN = 10  # number of rows that an entry `epoch_start` lists
+_SHOWN = 10  # maximum number of rows that an entry `epoch_start` lists
 
 
 class Event(NamedTuple):
@@ -72,7 +72,11 @@ class Events:
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
-        """Return the entry that a process writes when it begins or continues the run on `hosts` hosts."""
+        """Return the entry that a process writes when it begins or continues the run on `hosts` hosts.
+
+        Its fields describe the first stage, except the receipt, which covers all stages. `num_episodes` is the name of the
+        episode-indexed loader for `num_rows`.
+        """
         sampler = self._pipeline.stages[0].sampler
         layout = self._pipeline.stages[0].source.layout
         return {
@@ -94,6 +98,7 @@ class Events:
     def resume(self, step: int) -> Fields:
         """Return the entry of a run that continues at `step`."""
         begins = {stream.name: stream.begin(step) for stream in self._pipeline.at(step).sampler.streams}
+        # by stream: the epoch, and the index in it, of the first row of `step`
         epoch, offset = ({name: begin[part] for name, begin in begins.items()} for part in (0, 1))
         # two dicts for a mixture; two numbers for a run of one corpus, whose stream has the name ""
         numbers = {"epoch": epoch.get("", epoch), "epoch_offset": offset.get("", offset)}
@@ -112,6 +117,7 @@ class Events:
         if event.action == START:
             rows = stream.first_rows(event.epoch, _SHOWN).tolist()
             part = stage.source.layout.parts[stream.name]
+            # where each row has one document, `first_episode_ids` are the numbers of documents, else of rows
             row_is_document = part.one_segment and part.follows_documents
             episodes = [part.spans(row)[0].document for row in rows] if row_is_document else rows
             fields |= {"seed": seed, "first_episode_ids": episodes, "first_rows": rows}
@@ -127,7 +133,8 @@ class Events:
 def _fields_of_order(sampler: Sampler) -> Fields:
     """Return the fields that decide the order of rows.
 
-    Values are lists, with one item for each stream, in a mixture and in a run that has stages or skips steps.
+    In a mixture, and in a run that has stages or skips steps, values are lists with one item for each stream. These runs have
+    no `steps_per_epoch`.
     """
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {

@@ -74,8 +74,8 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 class LineChecker:
     """Checker of the lines of an audit log, from the first to the last. `checked` is the result so far.
 
-    After a missing or changed line, the checker continues at the step that the next intact line states. So one mistake in the
-    log causes about one finding.
+    The checker compares each entry with the entry that the run would write next. After a missing or changed line, it continues
+    at the step that the next intact line states. So one mistake in the log causes about one finding.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -149,7 +149,7 @@ class LineChecker:
         self._compare(fields, self._position.events.load(hosts), {"hosts"})
         self._needed = RESUME
         if self._position.max_resume_step < 0:
-            # the first load of a run that begins at step 0 is not followed by a resume
+            # the run has not begun yet: it may begin at step 0, without a resume
             self._needed = None
             self._position.continue_at(0)
 
@@ -169,7 +169,7 @@ class LineChecker:
         if not 0 <= step < end:
             self._lose_step(f"step={fields.get('step')}; expected 0 to {end - 1}.")
             return
-        if step and self.checked.entries == self.checked.loads + 1:
+        if step and self.checked.entries == self.checked.loads + 1:  # all entries before this one are loads
             self._note(f"the log begins at step {step}, so earlier steps are not checked.")
         elif step > most and self._position.is_known:
             missing = f"no line states that steps {most} to {step - 1} were handed out"
@@ -252,7 +252,7 @@ class LineChecker:
 
 
 def natural_number(text: str | None) -> int:
-    """Return the value of a decimal number, 0 or more; -1 for any other text."""
+    """Return the value of a decimal number of at most 18 digits; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 

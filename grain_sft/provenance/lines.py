@@ -147,6 +147,7 @@ def iter_trace(
     names = RunNames(pipeline)
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
+        # skip a stage without steps; but if `steps` is empty, the first stage yields a trace without lines
         if not steps_of_stage and (steps or stage is not pipeline.stages[0]):
             continue
         sampler, hosts = _hosts(stage.sampler, host)
@@ -154,7 +155,6 @@ def iter_trace(
         columns = StageColumns(stage, sources, names, trainable=trainable)
         rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
         steps_per_block = max(1, block_rows // rows_per_step)
-        # without steps, yield one trace that has no lines
         for first in steps_of_stage[::steps_per_block] or [steps_of_stage.start]:
             block = range(first, min(first + steps_per_block, steps_of_stage.stop))
             yield _trace(columns.of(sampler.slots(block, hosts=hosts)), names)

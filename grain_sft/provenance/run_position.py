@@ -9,7 +9,9 @@ from grain_sft.provenance.events import Event, Events
 
 
 class RunPosition:
-    """Position of a run between two events.
+    """Position of a run between two events, which are starts and completions of epochs.
+
+    A version of a run is the run with the amendments and stages that its config had at some time.
 
     Attributes:
       events: Events of the run.
@@ -44,10 +46,10 @@ class RunPosition:
 
     def go_to(self, event: Event) -> None:
         """Make `event`, one of `events`, the next event."""
-        if self.due == event and self._upcoming is not None:
+        if self.due == event and self._upcoming is not None:  # `_upcoming` is None after `in_version`
             return
         self._upcoming, self.due = self.events.following(event.step), None
-        while self.due != event:
+        while self.due != event:  # other events of the same step may come before `event`
             self._advance()
 
     def pass_event(self, event: Event) -> None:

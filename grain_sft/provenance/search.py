@@ -37,7 +37,8 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give words.")
     # Many tokenizers have two tokens for a word: one after a space, one at the beginning of a line.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
-    # a document may have a special token where `encode` returns ids of ordinary text
+    # An empty needle comes from a text without inner tokens. If the text spells a special token, a document may have that token
+    # where `encode` returns ids of ordinary text.
     decodes_all = () in needles or any(spelling in text for spelling in tokenizer.special_tokens)
     candidates = np.arange(len(corpus.documents)) if decodes_all else _containing(corpus, sorted(needles))
     matches = [number for number in candidates.tolist() if text in _decode(corpus, tokenizer, number)]

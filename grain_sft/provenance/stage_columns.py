@@ -49,6 +49,7 @@ class RunNames:
         self.shards = Names([shard.path for shard in layout.corpus.shards] for layout in layouts)
         self.documents = pipeline.documents
         self.receipt = pipeline.receipt.code
+        # whether any stage withdraws documents: then all traces have the column `withdrawn`
         self.withdraws = any(stage.withdrawals is not None for stage in pipeline.stages)
 
 
@@ -73,7 +74,7 @@ class StageColumns:
         pieces = self._layout.pieces(slots.row[with_row])
         columns = self._columns_of_pieces(pieces, slots.select(with_row))
         slot_of_line = with_row[pieces.row]
-        places = slot_of_line.searchsorted(without_row)
+        places = slot_of_line.searchsorted(without_row)  # where lines for slots without a row are inserted
         for name, column in columns.items():
             columns[name] = np.insert(column, places, 0 if name in _ZERO_WITHOUT_ROW else -1)
         lines = slots.select(np.insert(slot_of_line, places, without_row))

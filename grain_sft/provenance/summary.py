@@ -38,7 +38,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         segment_of_line = np.stack([part.step, part.row, part.segment])
         begins_segment = np.ones(len(part), np.bool_)
         begins_segment[1:] = (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0)
-        # A segment counts once for each of its sources. In layout `megatron_gpt`, it has documents of several sources.
+        # Each (segment, source) becomes one number, so a segment counts once for each of its sources. In layout `megatron_gpt`,
+        # a segment has documents of several sources.
         sources_of_segments = np.unique(begins_segment.cumsum() * size + part.source) % size
         added = {
             "documents": np.bincount(part.source[lines_of_new_documents], minlength=size),

@@ -31,6 +31,7 @@ class Labels(NamedTuple):
 
 
 Column = npt.NDArray[Any] | Labels | list[Any]
+"""Values of a column, one for each line. A list has texts or numbers."""
 Columns = Mapping[str, Column]
 Writer = Callable[[Columns], None]
 """Function that appends lines, given as columns, to a file. Every call must have columns of the same names and types."""
@@ -122,7 +123,7 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
     from pyarrow import parquet
 
     metadata = {"grain_sft": json.dumps({**receipt.as_dict(), "about": about})}
-    writers: list[Any] = []
+    writers: list[Any] = []  # one, made by the first `write`, which knows the columns
 
     def array(column: Column) -> Any:
         if not isinstance(column, Labels):
@@ -169,7 +170,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _cells(column: Column) -> list[str]:
-    """Return the table cells of a column. Floats are shares, printed in percent."""
+    """Return the table cells of a column. Floats are shares, printed in percent. -1 is an unknown number, printed as "-"."""
     values = _values(column)
     if _is_text(column):
         return values
