@@ -29,7 +29,7 @@ class PartsMaker:
 
     def __init__(self, where: str, host: Host | None) -> None:
         self._where, self._host = where, host  # `host` None means this process of JAX
-        # by the JSON text of their sections
+        # what was opened and made before, by the JSON text of its sections
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
@@ -86,7 +86,7 @@ class PartsMaker:
             # pairs (length of rows, number of rows of this length)
             buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
             return source, CurriculumSampler(buckets, host=host, **sampler)
-        # such a layout numbers the rows in the order in which they are to be read
+        # `orders_rows`: the layout numbers the rows in the order in which they are to be read
         if source.layout.orders_rows and "order" not in sampler:
             sampler = {"order": "sequential", "epochs": 1} | sampler
         costs = source.layout.row_costs if order_of(sampler).by_cost else None

@@ -85,7 +85,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     text = files.read_text(path)
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
-        stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
+        stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # a SafeLoader runs no code
         json.dumps(stated, default=repr, skipkeys=True)  # raises ValueError if a value contains itself, by a YAML alias
     except _RefusedError as error:
         raise ConfigError(f"{path}: line {error}") from None
@@ -191,7 +191,7 @@ def _locate(path: object, folder: str) -> object:
 
 def _locate_list(name: object, folder: str) -> object:
     """Return `name` as a `ListFile` (a file that lists documents) if `folder` has a file of that name; else `name`."""
-    # "5" and "web:5" are documents
+    # "5" and "web:5" name documents, and never a file
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)

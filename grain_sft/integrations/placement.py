@@ -70,7 +70,7 @@ def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -
 
 
 def _parts(sharding: Sharding, shape: Shape) -> dict[Any, tuple[slice, slice]]:
-    """Return the rows and columns of an array that each device has, in the order of the sharding's devices."""
+    """Return the slices (rows, columns) of an array that each device has, in the order of the sharding's devices."""
     parts = {}
     try:
         for device, (rows, columns) in sharding.devices_indices_map(shape).items():
@@ -189,7 +189,7 @@ class LoaderPlacement(Placement):
         if not loading:
             raise PipelineError(f"loaders={list(loaders)}: expected a process that has a device of {sharding}.")
         self.writer = devices[loading[0]].process_index
-        self._device_rows = -(-batch_rows // len(loading))
+        self._device_rows = -(-batch_rows // len(loading))  # number of rows on each device, 3 in the example
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         slots = np.arange(batch_rows)
@@ -198,7 +198,7 @@ class LoaderPlacement(Placement):
         row_of_slot[slots] = device_of_slot * self._device_rows + slots % self._device_rows
         is_mine = np.array([device.process_index == jax.process_index() for device in devices])
         self.reads = slots[is_mine[device_of_slot]]
-        self._device_of_read = device_of_slot[self.reads]
+        self._device_of_read = device_of_slot[self.reads]  # number of the device of each slot that this process reads
         self.blocks = [Block(self.reads, None)]
 
         def spread(array: jax.Array) -> jax.Array:

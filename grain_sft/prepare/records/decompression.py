@@ -35,6 +35,7 @@ def decompressed(path: str, size: int, compression: str, report: ReadReport = la
 
 
 def _blocks(path: str, size: int, report: ReadReport) -> Iterator[tuple[int, bytes]]:
+    """Yield the pair (offset, bytes) of each block of a file as it is on disk."""
     for offset in range(0, size, BLOCK):
         report(offset)
         yield offset, read_exactly(path, size, offset, offset + BLOCK)

@@ -76,7 +76,7 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
 
 
 def _sized_paths(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
-    """Return the dataset number, the path and the size of each file. Refuse a file that is named twice."""
+    """Return (number of the dataset, path, size) of each file. Refuse a file that is named twice."""
     paths = [(dataset, path) for dataset, names in enumerate(datasets) for name in names for path in walk.expand(name)]
     sizes = list(in_threads(_size, [path for _, path in paths], threads=SCAN_THREADS))
     seen: set[str] = set()
@@ -141,9 +141,9 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the number and the content of each record of a unit. If a record can't be decoded, its content is a RecordError.
+    """Yield the pair (number, content) of each record of a unit. If a record can't be decoded, its content is a RecordError.
 
-    Blank lines are skipped but counted.
+    The number is that of the line, element or row in the file, from 1. Blank lines are skipped but counted.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.

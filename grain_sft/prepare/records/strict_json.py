@@ -118,12 +118,15 @@ def check_json(value: object, where: str) -> None:
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in `value`, including keys."""
+    """Yield the pair (path, text) of every string in `value`, including keys. A path is a place, such as "messages[0].content".
+
+    `path` is the path of `value` itself.
+    """
     return ((where, leaf) for where, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of every key and scalar."""
+    """Yield the pair (path, value) of every key and scalar, as `strings` does for strings."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):

@@ -56,7 +56,7 @@ class Chat(Template):
             raise PrepareError(f"template {self.name}: {problem}. Give its folder with the tokenizer_config.json.")
         # `encodes_whole_chats`: the library (Hugging Face's) finds the control tokens in a chat itself
         self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
-        # the texts around the contents are often the same in chats with the same roles
+        # chats with the same roles often have the same texts around their contents, so the results are cached
         self._find = functools.lru_cache(maxsize=CACHED_RESULTS)(self._encoder.find)
         # `ChatPieces` may add an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():

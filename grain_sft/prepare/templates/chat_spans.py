@@ -196,7 +196,10 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before the marked thoughts and after the marked content; (None, None) unless each mark occurs once."""
+    """Return the pair of the text before the marked thoughts, or else before the content, and the text after the content.
+
+    Return (None, None) if mark 0, that of the content, is missing, or if a mark occurs twice.
+    """
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}
     if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):

@@ -65,7 +65,7 @@ class FillInTheMiddle:
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
             return self._permuted(text, next(draws), self._options.fim_rate) if text else [(text, 1.0)]
-        # of several fragments, the text's draws decide only whether fragments may change
+        # the draws of a text of several fragments decide only whether its fragments may change
         if next(draws)[0] < self._options.fim_rate * 2**64:
             kept = [*filter(None, fragments[:-1]), fragments[-1]]
             rate = self._options.fim_fragment_rate or 0.0
