@@ -68,6 +68,7 @@ class OlmoVslLayout(Layout):
         documents = check_documents(self.finder.documents)
         self.highest_token = documents.highest_token
         has_sidecars = corpus.has_boundary_files and boundaries == "auto"
+        # boundary files list the parts of a document that continues in the next file, and OLMo-core cuts each part
         to_cut = read_unjoined_documents(corpus) if has_sidecars else documents
         chunks = [_chunks(to_cut, length, self.sequence_length) for length in self.row_lengths]
         self.row_counts = tuple(len(starts) for _, starts in chunks)

@@ -141,4 +141,4 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1
+    return lambda seed, epoch: seed + epoch + 1 + length  # as in OLMo-core, whose epochs count from 1

@@ -49,7 +49,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             space = space - taken * length if documents[row] < most else 0
             largest[node] = space
             while node > 1:  # update the nodes above the row
-                other = largest[node ^ 1]
+                other = largest[node ^ 1]  # the other child of the same parent
                 space = other if other > space else space
                 node >>= 1
                 if largest[node] == space:

@@ -112,8 +112,9 @@ class Order:
     def of(cls, entry: Self | Callable[[int, int, int], Any], name: str) -> Self:
         """Return the entry `name` of the table: `entry`, or `from_permutation(entry)` if it is not an `Order`.
 
-        The rows of an `Order` of another package are checked. A row that does not exist, such as -1, is a `SamplerError`, and
-        so is an epoch of at most `_MOST_CHECKED` rows, which is kept in memory, that repeats or lacks rows.
+        The rows of an `Order` of another package are checked. A row that does not exist, such as -1, is a `SamplerError`. An
+        epoch of at most `_MOST_CHECKED` rows is computed as a whole, and kept in memory. It is a `SamplerError` if the epoch
+        repeats or lacks rows.
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
