@@ -130,8 +130,8 @@ def parse(
     _check_document_index(path, header, document_index)
     first, stop = sequences or (0, count)
     if not 0 <= first <= stop <= count or token_bounds[stop] - token_bounds[first] != num_tokens:
-        held = token_bounds[min(stop, count)] - token_bounds[min(first, count)]
-        problem = f"{path}: sequences {first} to {stop} of {count} hold {held} tokens; expected {num_tokens}"
+        found = token_bounds[min(stop, count)] - token_bounds[min(first, count)]
+        problem = f"{path}: sequences {first} to {stop} of {count} hold {found} tokens; expected {num_tokens}"
         raise CorpusError(f"{problem}. The file belongs to other tokens, or was replaced. {_WRITE_AGAIN}")
     if by_sequence:
         start, end = token_bounds[first:stop], token_bounds[first + 1 : stop + 1]

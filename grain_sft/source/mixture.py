@@ -19,7 +19,8 @@ class MixtureSource(RowSource):
 
     Every row has the keys of `NpyDataSource`. `tokens` have the widest dtype of all sources. If any source has `loss_weights`,
     all rows have them. In rows of a source without weights, the weight of a token is 1 if the token takes loss, else 0. Each
-    source pads its rows with its own padding token. A `FILL_ROW` is read from the first source.
+    source pads its rows with its own padding token. The row `FILL_ROW` (-1), which is all padding, is read from the first
+    source.
 
     Args:
       sources: Sources by name. All sources have the same sequence length.

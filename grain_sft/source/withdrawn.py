@@ -25,7 +25,7 @@ class Withdrawals:
 
     Args:
       source: Source of the rows.
-      documents: int64 [n], n > 0. Numbers of documents as a trace prints them, in [0, source.layout.num_documents).
+      documents: int64 [n], n > 0. Numbers of documents as `grain-sft trace` prints them, in [0, source.layout.num_documents).
       steps: int64 [n], first step at which each document is withdrawn.
 
     Raises:

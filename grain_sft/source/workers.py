@@ -22,6 +22,7 @@ _lock = ForkSafeLock()  # held while `_startable` changes the module `__main__`
 
 _CLOSES_IN = 10.0  # most seconds that `stop` waits for the workers to end, and `check` for Grain to report a dead worker
 _WAITS_FOR_PARENT = "grain_sft-parent"  # name of the thread of `end_with_parent`
+# Grain's module for worker processes. It has a flag that is True in such a process.
 _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
 
