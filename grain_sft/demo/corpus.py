@@ -22,7 +22,7 @@ GLOBAL_BATCH_SIZE = 8  # rows
 CONFIG = "config.json"
 """File name of the config in the demo's folder."""
 
-MAX_CHARACTERS = 3_500_000
+MAX_CHARACTERS = 3_500_000  # limit of the docstrings together
 MIN_CHARACTERS = 100_000  # the tokenizer cannot be trained on fewer
 
 _SKIPPED_FOLDERS = {
@@ -86,25 +86,26 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """
     library = Path(sysconfig.get_path("stdlib"))
     question_by_text: dict[str, str] = {}
-    count = 0
+    characters = 0
     for question, text in library_docstrings(library):
         if not text or text in question_by_text or _NOT_TEXT.search(text):
             continue
-        if count + len(text) > max_characters:
+        if characters + len(text) > max_characters:
             break
-        count += len(text)
+        characters += len(text)
         question_by_text[text] = question
     else:  # all docstrings were read: they are below the limit
-        if count < MIN_CHARACTERS:
-            problem = f"found {count} characters of docstrings; expected {MIN_CHARACTERS} or more"
+        if characters < MIN_CHARACTERS:
+            problem = f"found {characters} characters of docstrings; expected {MIN_CHARACTERS} or more"
             raise GrainSftError(f"{library}: {problem}. Use a Python that comes with its source files.")
     return [Entry(question, text) for text, question in question_by_text.items()]
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield an entry for each module, class and function in the .py files below `library`. The text is "" without a docstring.
+    """Yield an entry for each module, class and function in the .py files below `library`.
 
-    Tests, demos and installed packages are left out. Files are parsed, never imported. A file that can't be parsed is skipped.
+    An entry for an object without a docstring has the text "". Tests, demos and installed packages are left out. Files are
+    parsed, never imported. A file that can't be parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)

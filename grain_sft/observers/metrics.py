@@ -109,7 +109,7 @@ class Metrics(Observer):
         """Add rows and tokens to the counters, times to the histograms, and set the gauge of the next step."""
         if not self._counters:
             return
-        # `_` is the `IteratorStats` of each batch; without arrivals, all columns are empty
+        # an `Arrival` is a tuple about one delivered batch; its first item, the iterator's `IteratorStats`, is not needed here
         _, steps, shapes, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 5
         activity.count("rows", sum(shape[0] for shape in shapes))
         activity.count("tokens", sum(map(math.prod, shapes)))

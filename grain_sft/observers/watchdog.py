@@ -51,7 +51,12 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Base of the watches. A wait of `stall` seconds is logged, and a summary every `summary` seconds. 0 means never."""
+    """Base of the watches, which check what one iterator or this worker process waits for.
+
+    Args:
+      stall: Seconds after which a wait is logged; 0 for never.
+      summary: Seconds between two summaries in the log; 0 for no summaries.
+    """
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall or math.inf, summary or math.inf
@@ -73,7 +78,7 @@ class _IteratorWatch(_Watch):
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
-        self._stats = iterator.stats
+        self._stats = iterator.stats  # always the same object; the property first adds the batches that are not counted yet
         self._last_summary = perf_counter()
         self._last_stats = copy.copy(iterator.stats)
 
@@ -165,6 +170,7 @@ class Watchdog(Observer):
 
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
+        # `in_worker`, because a copy of a dataset may be unpickled in another process, too
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # one such watch; its key is the class
 
@@ -176,6 +182,7 @@ class Watchdog(Observer):
             self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
+        """Add a watch, and start the thread if it does not run."""
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -192,10 +199,11 @@ class Watchdog(Observer):
     def _end(self) -> None:
         self._has_ended = True
         self._wake.put(None)
-        if self._thread is not None and self._thread.ident is not None:
+        if self._thread is not None and self._thread.ident is not None:  # `ident` is None before the thread runs
             self._thread.join(1.0)
 
     def _run(self) -> None:
+        """Check all watches at intervals, in the thread, until no watch is left or the process ends."""
         while True:
             with self._lock:
                 if self._has_ended or not self._watches:

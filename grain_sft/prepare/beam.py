@@ -192,7 +192,7 @@ def _plan(shared: str) -> Plan:
     content_type = tuple[tuple[Header, ...], dict[str, SplitStatistics]]
     headers, statistics = msgspec.json.decode(files.read_bytes(files.join(shared, "plan.json")), type=content_type)
     arrays = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
-    documents = ChunkDocuments(job.chunks, headers, arrays.pop("lengths"))
+    documents = ChunkDocuments(job.chunks, headers, arrays.pop("lengths"))  # the other arrays are the splits
     return job.plan_of(documents, splits=arrays, statistics=statistics)
 
 

@@ -78,8 +78,8 @@ class Contents:
     """Contents of a chunk before it is written.
 
     Attributes:
-      records: Fields of the `RECORD` of each valid record.
-      tokens, loss: Arrays of each kept document.
+      records: For each valid record, a tuple of the fields of `RECORD`.
+      tokens, loss: For each kept document, an array of its tokens and an array of their loss.
       dropped: Number of dropped documents by reason.
       rejected: JSON object of each rejected record.
       counts: The counts "text_bytes" and "text_tokens" of `Header.counts`.

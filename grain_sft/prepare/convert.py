@@ -22,7 +22,8 @@ from grain_sft.progress import Progress
 from grain_sft.storage import artifact, files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns in the folder of a corpus. If a file matches, the split val is the corpus at `CORPUS/val`."""
+"""Glob patterns in the folder of a corpus. If a file matches, `open_corpus("CORPUS/val")` opens the split
+val, also where the files of the split are `CORPUS/val_…`, as in format primer."""
 
 
 def convert(
@@ -113,12 +114,13 @@ class _CorpusDocuments(Documents):
 
     Attributes:
       corpora: Corpus of each part.
+      manifest: Content of the old corpus's prepare.json; {} if it has none.
       source_names: Names of the sources of all parts.
       first_sources: Index in `source_names` of the first source of each part. A source is an input from which documents were
         made.
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that `without` names.
-      dropped: Number of empty documents that are left out because the new format can't hold them.
+      dropped: Number of empty documents that are left out because the new format can't hold them (`keep_empty` is False).
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:

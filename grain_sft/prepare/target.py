@@ -39,6 +39,7 @@ class Target:
       state: File in `work` with the identity of the unfinished corpus, as JSON.
       manifest: Path of the finished corpus's manifest.
       rejected: File of rejected records, next to the output.
+      manifest_name, work_suffix, error: Name of the manifest, end of the name of `work`, and class of the errors.
 
     Raises:
       PrepareError: The output is the root of a file system, a bucket without a folder, or an empty path.
@@ -189,7 +190,7 @@ class Target:
     def _publish(self) -> None:
         """Rename a local `stage` to the output, and remove the unfinished work."""
         if not self.remote:
-            replaced = files.join(self.work, "replaced")
+            replaced = files.join(self.work, "replaced")  # place of the old corpus until `discard` removes it
             self.finished({"key": ""}, overwrite=True)  # raises an error if another program put files there meanwhile
             try:
                 if os.path.isdir(self.output) and os.listdir(self.output):

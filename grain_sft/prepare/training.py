@@ -20,6 +20,7 @@ CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # maximum number of lines to train on; more lines hardly change a vocabulary
 MAX_CHARACTERS = 1000  # maximum length of a line, at most 4000 bytes; SentencePiece ignores lines above 4192 bytes
+# texts are encoded as they are, with all their spaces; one thread makes the same model each time
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,

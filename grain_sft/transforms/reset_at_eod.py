@@ -71,7 +71,7 @@ class ResetAtEod(grain.transforms.Map):
                 for begin in np.flatnonzero(row)[1:].tolist():
                     if begin - last_begin > self.min_segment_length:
                         last_begin = begin
-                    else:
+                    else:  # joins the short segment from `last_begin` with the one from `begin`
                         row[begin] = False
         return begins
 

@@ -106,6 +106,7 @@ class TiktokenTokenizer(OneFileTokenizer):
 
     @functools.cached_property
     def _tokens(self) -> dict[int, bytes]:
+        """Bytes of each token, by id."""
         special = {number: text.encode() for text, number in self.special_tokens.items()}
         return special | {rank: token for token, rank in self._ranks.items()}
 
