@@ -28,12 +28,14 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, min_bytes: int, report: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and the number of bytes before its first record batch. See `inputs.ROW_FILES`."""
+    """Return the pair of a file's parts, and the number of bytes before its first record batch, as text.
+
+    The text is "" if the only part begins at byte 0, and so has these bytes itself. See `inputs.ROW_FILES`.
+    """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, min_bytes, report))
     if parts and dictionaries_change:  # `rows` reads a part with the first dictionaries only, so the file is one part
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
-    # the only part of a file begins at byte 0, and so has the bytes before the first record batch itself
     return tuple(parts), str(_head_size(path, size)) if parts and parts[-1].start else ""
 
 
@@ -42,14 +44,14 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     from pyarrow import ipc, py_buffer
 
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
-        # the schema and the dictionaries, which are in the first unit, without the magic of an Arrow file
+        # the schema and the dictionaries, without the magic of an Arrow file; a unit from byte 0 on has them itself
         head = read_exactly(entry.path, entry.size, 0, int(entry.note)).removeprefix(_FILE_HEAD) if unit.start else b""
         data = bytearray(head)
         # reading all bytes in one call would hold a large batch in memory twice
         for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
-        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # of a file, only the first unit has the magic
+        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # a unit from byte 0 on has the magic
         for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
             yield from rows_of(batch)

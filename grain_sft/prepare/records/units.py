@@ -44,7 +44,7 @@ class Input:
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: What the readers of units need, by kind. "array_record": the encoding of the records, such as "json". "parquet": the
-        version of the file. "arrow": the number of bytes before the first record batch. Other kinds: "".
+        version of the file. "arrow": the number of bytes before the first record batch, if a unit lacks them. Other kinds: "".
     """
 
     dataset: int
