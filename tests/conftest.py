@@ -33,8 +33,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 LONG_FILES = (
     *("code_blocks", "demo", "pipeline", "worker_processes", "batch_digests", "beam", "prepare_run"),
     *("roundtrip", "interrupt", "shard_cache", "chat", "packed_olmo", "audit_log", "plugin", "formats_gcs"),
-    *("fuzz_inputs", "bench", "exact_orders", "processes_killed", "file_kinds", "jax_arrays"),
-    *("full_disk", "soak"),
+    *("fuzz_inputs", "bench", "exact_orders", "processes_killed", "file_kinds", "jax_arrays", "full_disk", "soak"),
 )
 """Files that take 8 seconds of CPU or more, the longest first, without `test_`. A worker runs a whole file."""
 

@@ -152,8 +152,7 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_pa
         error = run_command(*command.split(), "out/new", status=1).err  # a good output, but no input
         assert "can't be written" not in error, command
         assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"], command
-    error = run_command("inspect", "no-config.yaml", "--step", "0", "--html", "", status=1).err
-    assert "the output is an empty name" in error
+    assert "the output is an empty name" in run_command("inspect", "no-config.yaml", "--step", "0", "--html", "", status=1).err
 
 
 @pytest.mark.parametrize("terminal", [False, True])

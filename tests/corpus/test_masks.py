@@ -105,8 +105,7 @@ def test_an_index_of_version_0_1_0_is_refused_if_its_files_have_masks(parts, tmp
         mask.unlink()
     assert not open_corpus(index).has_loss
     for where, dtype in ((index, None), (sft.tokens_of(parts), "uint16")):
-        expected = "use_loss_mask=True, but this file has no loss mask"
-        assert expected in sft.error_of(where, dtype=dtype, use_loss_mask=True)
+        assert "use_loss_mask=True, but this file has no loss mask" in sft.error_of(where, dtype=dtype, use_loss_mask=True)
 
 
 @pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer, sft.write_openchat])
