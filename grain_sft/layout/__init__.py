@@ -55,12 +55,11 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 """Layouts by their kind in a config. The constructor's arguments after `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",
-    "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
-    "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
-    "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
-    "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces", "checked_record",
-    "checked_rows", "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in", "documents_of_record",
-    "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE", "ColumnsLayout", "Cut", "FillKey",
+    "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout", "MixtureLayout", "OlmoVslLayout",
+    "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions", "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments",
+    "Span", "WindowLayout", "algorithm_title", "blend", "check_columns", "check_layout", "check_repeated", "checked_pieces",
+    "checked_record", "checked_rows", "compare_algorithms", "corpus_documents_named", "digest", "documents_named_in",
+    "documents_of_record", "ends_of", "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report",
     "plan_columns", "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from grain_sft.provenance.write import SUFFIXES, WRITERS, Columns, Labels, Write
 
 __all__ = [
     "SUFFIXES", "WRITERS", "AuditLog", "Checked", "Columns", "Difference", "Finding", "Labels", "Trace", "Writer",
-    "check_audit", "checkpoint_table", "difference", "documents_with_text", "find_document",
-    "find_tokenizer", "iter_trace", "numbers_of_document", "open_writer", "step_of_checkpoint",
-    "steps_between", "summarize", "tokenizer_of", "trace",
+    "check_audit", "checkpoint_table", "difference", "documents_with_text", "find_document", "find_tokenizer", "iter_trace",
+    "numbers_of_document", "open_writer", "step_of_checkpoint", "steps_between", "summarize", "tokenizer_of", "trace",
 ]  # fmt: skip

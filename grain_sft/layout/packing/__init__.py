@@ -28,7 +28,4 @@ ALGORITHMS: Registry[PackingAlgorithm] = Registry(
 )
 """Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 
-__all__ = [
-    "ALGORITHMS", "Boundaries", "LongDocuments", "PackedRows", "PackingAlgorithm", "PackingOptions",
-    "Ties", "join_rows",
-]  # fmt: skip
+__all__ = ["ALGORITHMS", "Boundaries", "LongDocuments", "PackedRows", "PackingAlgorithm", "PackingOptions", "Ties", "join_rows"]
