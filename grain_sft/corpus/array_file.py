@@ -36,7 +36,7 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
     """Return the array file at `path`. Other arguments are those of `find_data`."""
     size, head, version = file_stamp.read_head(path)
     dtype, count, offset = find_data(path, head, size, raw_dtype, codes)
-    first = head[offset : offset + file_stamp.DIGEST_BYTES]
+    first = head[offset : offset + file_stamp.DIGEST_BYTES]  # `head` is long enough for the longest header and these bytes
     last = files.read_range(path, max(offset, size - file_stamp.DIGEST_BYTES), size, version=version)
     digest = file_stamp.digest_of(first, last)
     return ArrayFile(FileStamp(path, size, digest, offset, version), dtype, count, first, last)

@@ -244,7 +244,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
             prepare = importlib.import_module("grain_sft.prepare")  # not `import`: `prepare` imports `corpus`, a cycle
             given_sha256 = prepare.load_tokenizer(path).sha256
         except MissingExtraError:
-            if name is None or not _is_same_name(name, given):
+            if name is None or not _is_same_name(name, given):  # without the extra, the same name is enough
                 raise
     if given_sha256 is None and name is None:
         problem = f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name"

@@ -158,7 +158,8 @@ class RowReader:
     def _small_integers(self, stored: Array) -> Iterator[tuple[slice, Array]]:
         """Yield (arrays of the stack to fill, as a slice of k arrays; their stored values, [k, rows, L]) for each copy.
 
-        One copy fills neighbours of one dtype. One copy instead of three saves 2 % of a batch's time.
+        One copy fills arrays that are neighbours in a stored row and have the same dtype. One copy instead of three saves 2 %
+        of a batch's time.
         """
         names = [name for name in _WIDENED if name in (self._row.names or ())]
         for _, group in itertools.groupby(names, lambda name: self._row[name].base):

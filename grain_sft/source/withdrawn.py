@@ -168,7 +168,8 @@ class _WithdrawnDocuments:
             return piece, np.zeros_like(piece), pieces.length[piece], steps
         begin = self.layout.corpus.shard_borders[pieces.shard] + pieces.start
         end = begin + pieces.length
-        # piece i overlaps the withdrawn spans low[i], low[i] + 1, ...; each overlap is a part
+        # Piece i overlaps the withdrawn spans low[i], low[i] + 1, ...; each overlap is a part. For each part, `piece` is its
+        # piece, and `number` is its number among the parts of this piece.
         low = self._stops.searchsorted(begin, side="right")
         piece, number = expand_counts(self._starts.searchsorted(end) - low)
         span, begin = low[piece] + number, begin[piece]
