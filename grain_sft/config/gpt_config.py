@@ -93,6 +93,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
         if key in keys:
             check_value(keys[key], option.type, f"{where}: {key}")
             continue
+        # a required key is missing, which is an error unless a key of ours replaces it
         section, replacing_keys = _REPLACED_BY[key]
         own = sections.get(section)
         if not isinstance(own, Mapping) or not replacing_keys & own.keys():

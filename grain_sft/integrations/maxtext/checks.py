@@ -14,7 +14,7 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
 from grain_sft.transforms import trait
 
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 16  # number of rows that are checked at a time
 
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for runs that resume on fewer hosts, but grain_sft resumes on any number of hosts. Set it to -1."

@@ -18,7 +18,7 @@ from grain_sft.integrations.maxtext.trainers import Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
 
-TRAINING_CONFIG = "the config of the data to train on"
+TRAINING_CONFIG = "the config of the data to train on"  # what a message calls a missing `grain_sft_config`
 
 
 class MaxTextBatches(GlobalBatches):

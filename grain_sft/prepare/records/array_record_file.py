@@ -34,6 +34,8 @@ message_type {
   field { name: "magic" number: 2 type: TYPE_UINT64 label: LABEL_OPTIONAL }
 }
 """
+"""Definition of the postscript, as a `FileDescriptorProto` in the text format of protobuf."""
+
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
 _BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
 _BLOCK_CONTENT = _BLOCK - _BLOCK_HEADER

@@ -15,6 +15,7 @@ from grain_sft.prepare.records.units import BLOCK, Part, ReadReport, check_diges
 from grain_sft.storage import files
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # the last magic is pzstd's
+# first bytes of compressions that are refused, and commands that decompress them
 _UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _DECODED_AT_ONCE = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes for one call, which returns at most 128 MiB
 

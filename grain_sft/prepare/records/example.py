@@ -34,6 +34,7 @@ message_type {
   name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
 }
 """
+"""Definitions of the messages, as a `FileDescriptorProto` in the text format of protobuf."""
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:

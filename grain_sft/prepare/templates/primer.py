@@ -15,8 +15,10 @@ from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
+"""Spelling of each special token, by its name in the specification."""
 
 _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"}
+"""Name of the special token that begins a message, by role."""
 
 
 class Primer(PiecesTemplate):
