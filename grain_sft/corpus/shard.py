@@ -29,7 +29,7 @@ class Shard(FileStamp):
     """One token file, with the attributes of `FileStamp`.
 
     Attributes:
-      num_tokens: Number of tokens in the file.
+      num_tokens: Number of tokens in the file, or in the range of a Megatron file that `boundaries.sequences` states.
       label: Label of the file in a mix, a list of lines `label,path`; "" without a mix.
       loss: File that states which of these tokens take loss; None if all tokens take loss.
       boundaries: File that states where documents begin and end; None if each EOS ends a document.

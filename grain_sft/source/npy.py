@@ -209,6 +209,7 @@ class NpyDataSource(RowSource):
         # tokens in the flattened rows: 7 and 15 for two whole rows of 8 columns.
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
+            # without `shifted`, the cached mask saves `read` a comparison
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
         else:
             positions, target_segments = more
@@ -246,7 +247,7 @@ class NpyDataSource(RowSource):
         return {"layout": self.layout, "max_open_files": self._max_open_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        workers.end_with_parent()
+        workers.end_with_parent()  # Grain's worker processes get the source as a pickle
         self.__init__(state["layout"], max_open_files=state["max_open_files"])  # type: ignore[misc]
 
     def __repr__(self) -> str:

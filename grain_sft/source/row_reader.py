@@ -33,6 +33,7 @@ class _Block(NamedTuple):
     """Consecutive rows of a batch that are read and widened before the next block is read.
 
     Attributes:
+      rows: Indices of the rows in the batch.
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
       by_ends: (memory, views) of each row that stores the ends of its segments. The memory is int64: number of ends, then the
@@ -63,6 +64,7 @@ class RowReader:
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
         # rows without `target_segment_ids` are of a corpus without loss files
         self._all_take_loss = not corpus.rows.segments_dtype
+        # number of the first row of each shard
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
         self._folder = shards[0].path.rpartition("/")[0]
         self._reader = ShardReader(shards, self._row.itemsize, max_open_files, remote=corpus.remote, whole_rows=True)
