@@ -1,7 +1,8 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn: they scan the inputs, render chunk files (see `chunks.py`), and write the corpus. `run.prepare`
-needs no Beam and writes the same bytes. Each of the two functions `prepare` can continue the work of the other.
+Three pipelines run in turn. The first scans the inputs: it counts their records and hashes their bytes. The second renders
+chunk files (see `chunks.py`), and the third writes the corpus. `run.prepare` needs no Beam and writes the same bytes. Each of
+the two functions `prepare` can continue the work of the other.
 
 Every worker process of Beam needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the
 inputs, the tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.

@@ -33,7 +33,7 @@ def materialize(
 ) -> dict[str, Any]:
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
-    A local folder appears only when it is complete. In a bucket, files appear one by one, rows.json last. After an
+    A local folder appears only when it is complete. In a bucket, files appear one by one, the manifest rows.json last. After an
     interruption, the same call continues at the first unfinished shard. A finished folder of the same rows stays unchanged.
 
     Args:

@@ -40,7 +40,7 @@ class Renderer:
 
     Attributes:
       request: Options of the preparation.
-      inputs: Scanned files of all datasets. `Unit.input` is an index into them.
+      inputs: Scanned files of all datasets. `Unit.input` is an index into them. `read`, `render` and `add` need no inputs.
 
     Raises:
       PrepareError: The template or format does not exist, or does not take an option of the request.

@@ -33,7 +33,7 @@ class NgramFilter(grain.transforms.Map):
     succession. A partial last repeat does not count: "abababa" has three repeats of "ab", and "ababa" has two. As in OLMo-core,
     a `max_count` below 3 acts as 3.
 
-    The rows that fail are those with a False `instance_mask` in these datasets of OLMo-core 3.0.0:
+    OLMo-core 3.0.0 takes no loss on rows with a False `instance_mask`. These are the rows that fail, in these datasets:
       `NumpyFSLDataset`, for layout windows.
       `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
         before it pads them.

@@ -2,7 +2,8 @@
 
 The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a long
 text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
-Because the library encodes each word alone, the pieces have the ids of the whole text if:
+Because the library encodes each word alone, the pieces have the ids of the whole text under these conditions, which `cuts_of`
+checks:
 
 - Each normalizer depends only on a character and its combining marks. No normalizer strips or adds spaces.
 - The pre-tokenizer splits the uncut text at each cut. Its patterns consist of `_ALTERNATIVES`. No alternative matches both the
@@ -66,7 +67,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         if normalizers and token["normalized"] and not text.isascii():
             return None
     kinds = [step["type"] for step in steps]
-    if kinds == ["Metaspace"]:
+    if kinds == ["Metaspace"]:  # unless `split` is False, this step splits the text before each space
         return _BEFORE_SPACE if steps[0].get("split", True) else None
     splits = [step.get("use_regex") or _MATCHES_CUTS.search(step.get("pattern", {}).get("Regex", "")) for step in steps]
     # ByteLevel turns a space into "\u0120", a letter, so no step may follow it

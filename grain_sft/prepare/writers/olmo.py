@@ -82,7 +82,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "pad_token_id": plan.tokenizer.get("pad_token_id"),
         "seed": plan.request.seed,
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
-        **({} if plan.masked else {LABEL_MASKS: False}),
+        **({} if plan.masked else {LABEL_MASKS: False}),  # states that the split has no files of label masks
     }
     # numbers of the parts that begin inside a document; the files of boundaries don't show this
     continued = [task.number for task in tasks(plan, split) if task.skip]

@@ -108,7 +108,7 @@ class Plan:
 
     def metadata(self, split: str, *special: str) -> dict[str, Any]:
         """Return a split's metadata. `special` is as in `end_of_document`."""
-        label_masks = {} if self.masked else {LABEL_MASKS: False}
+        label_masks = {} if self.masked else {LABEL_MASKS: False}  # all tokens take loss: olmo then has no mask files
         return split_metadata(
             format=self.request.format,
             split=split,
