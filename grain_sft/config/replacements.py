@@ -101,6 +101,7 @@ def _stages_of(
 
 
 def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
+    """Return a stage with another number of steps. None means that the stage has no end."""
     endless = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
     return endless if steps is None else {**endless, "steps": steps}
 

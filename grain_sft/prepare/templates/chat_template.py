@@ -99,6 +99,7 @@ class ChatTemplate:
 
         A second EOS does not count. An EOS that is also BOS does not count either, because it may begin the next turn.
         """
+        # without such an EOS, `eos` is "", and every text ends with it at `end`, so `is_next` is False
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
         return end + len(eos) if is_next else end

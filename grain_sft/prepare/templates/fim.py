@@ -64,6 +64,7 @@ class FillInTheMiddle:
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
+            # an empty text has no middle to move
             return self._permuted(text, next(draws), self._options.fim_rate) if text else [(text, 1.0)]
         # the draws of a text of several fragments decide only whether its fragments may change
         if next(draws)[0] < self._options.fim_rate * 2**64:
