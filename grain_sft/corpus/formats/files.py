@@ -289,6 +289,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         return stated[0][0] if len(stated) == len(facts_of) else None
 
     def if_equal(name: str) -> Any:
+        """Return a fact that is the same in all splits; None if splits differ."""
         values = [facts[name] for facts in facts_of.values()]
         return values[0] if all(value == values[0] for value in values) else None
 
