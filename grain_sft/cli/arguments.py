@@ -70,6 +70,7 @@ class Parser(argparse.ArgumentParser):
         self.add_declared(open_corpus, _DECLARED, group)
         one_of = (group or self).add_mutually_exclusive_group().add_argument
         one_of("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
+        # hidden from the help: older versions called --tokenizer-name like this
         one_of("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
         remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
         add("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
@@ -112,6 +113,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def _number(kind: type[Any], bounded: Any, text: str) -> Any:
+    """Return the number in `text`. `kind` is int or float, and `bounded` the same type with its bounds as an annotation."""
     value = parsed(kind, bounded, text)
     if value >= 1 << 63:  # such as infinity
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number below 2**63.")
@@ -120,7 +122,7 @@ def _number(kind: type[Any], bounded: Any, text: str) -> Any:
 
 positive = functools.partial(_number, float, Annotated[float, msgspec.Meta(gt=0)])
 not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(ge=0)])
-"""The argparse `type`s of numbers: `positive` for a number above 0, `not_negative` for a number of at least 0."""
+"""`positive` and `not_negative` are the argparse `type`s of numbers above 0, and of numbers of at least 0."""
 
 
 def _pair(text: str) -> list[str]:
@@ -156,7 +158,8 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
     if given:
         texts = list(_texts(read_config(options.config)[1]))
-        inputs = [*config_files(options.config), *filter(os.path.isfile, texts)]  # such as a mix or a saved index
+        # any text in a config may be the path of an input, such as a mix or a saved index
+        inputs = [*config_files(options.config), *filter(os.path.isfile, texts)]
         for output in given:
             files.check_inputs_stay(output, inputs)
             for stage in pipeline.stages:

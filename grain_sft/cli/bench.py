@@ -13,8 +13,9 @@ from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 from grain_sft.storage import files
 
-MIN_DEMO_STEPS = 9
+MIN_DEMO_STEPS = 9  # the demo writes a checkpoint after each third of its steps, and kills a run between two checkpoints
 
+# options of `bench` by their use; `seconds` and `repeats` apply with and without CONFIG
 _SIZES = [name for name in options_of(Scale) if name not in ("seconds", "repeats")]
 _ONLY_WITHOUT_CONFIG = ["dir", "only", *_SIZES]
 _ONLY_WITH_CONFIG = ["host", "stage", "tokens_per_second", "step_ms", "max_workers"]

@@ -57,7 +57,7 @@ def diff(parser: Parser) -> None:
 
 
 def run_diff(options: argparse.Namespace) -> int:
-    """Return status 0 if the batches are equal, else 1."""
+    """Run `grain-sft diff`. Return status 0 if the batches are equal, else 1."""
     from grain_sft.config import load
     from grain_sft.provenance import difference
     from grain_sft.sampling import Host
@@ -88,7 +88,7 @@ def audit_check(parser: Parser) -> None:
 
 
 def run_audit_check(options: argparse.Namespace) -> int:
-    """Return status 0 if no line of the log contradicts the config, else 1."""
+    """Run `grain-sft audit-check`. Return status 0 if no line of the log contradicts the config, else 1."""
     from grain_sft.provenance import check_audit
 
     pipeline = open_config(options)
@@ -128,7 +128,7 @@ def verify(parser: Parser) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Return status 0 if the corpus, plan or config is sound, else 1."""
+    """Run `grain-sft verify`. Return status 0 if the corpus, plan or config is sound, else 1."""
     from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify
 
@@ -137,7 +137,7 @@ def run_verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # without defaults, because `verify` refuses any option of a corpus if WHERE is a config
+    # Keep only what the user gave, because `verify` refuses these options if WHERE is a config. {} is an empty `path_remap`.
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
@@ -163,7 +163,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def _shown(value: Any) -> str:
-    """Return a figure of a report as text, such as "7,920" or "web 3, code 4"."""
+    """Return a figure of a `verify` report as text, such as "7,920" or "web 3, code 4"."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
     if isinstance(value, list):

@@ -27,7 +27,7 @@ class Guard:
     def __init__(self, name: str, *, exits: bool = False) -> None:
         self.name, self._exits = name, exits
         self._status, self._pid = 0, os.getpid()
-        # these locks are never released, so that only one thread announces the end, and only one ends the process
+        # These locks are never released. So only one thread writes "interrupted.", and only one ends the process.
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
@@ -52,11 +52,12 @@ class Guard:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        # multiprocessing warns of shared memory that killed processes have left
+        # multiprocessing's resource tracker, a child process, gets this option; else it warns of shared memory that killed
+        # processes have left
         sys.warnoptions.append("ignore:resource_tracker")
         if self._exits:
             atexit.register(self._end)  # it is registered first, so it runs last
-        # signals of a forked child, which has the same pipe, must not reach this process
+        # a forked child has the same pipe, and must not write its own signals to it
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         _thread.start_new_thread(self._watch, (read,))
 
@@ -75,7 +76,7 @@ class Guard:
         """End the process, except a forked child."""
         if os.getpid() == self._pid:
             self._leave()
-            time.sleep(LEAVE)  # the second thread is ending the process
+            time.sleep(LEAVE)  # `_leave` has returned, so the second thread is ending the process
 
     def _watch(self, read: int) -> None:
         """End the process if the signal handler does not end it in time. Runs in the second thread."""

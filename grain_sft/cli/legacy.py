@@ -19,13 +19,14 @@ CHAT_FLAGS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Arguments of `Request` and their flags in `prepare-chat-sft` and `prepare-tool-sft`."""
+"""Options of `prepare-chat-sft` and `prepare-tool-sft`: arguments of `Request`, and the flags of the older tools for them."""
 PRIMER_FLAGS = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
-"""Arguments of `Request` and their flags in `build-sft-primer`."""
+"""Options of `build-sft-primer`, as in `CHAT_FLAGS`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
-"""Defaults that differ from those of `Request`."""
+"""Defaults of these options that differ from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
+# the usual places of a tokenizer: the file that this environment variable names, then these paths
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
 """Vocabulary sizes to try for a new tokenizer. A small text has too few pieces for the larger sizes."""
@@ -62,6 +63,7 @@ def _run(options: argparse.Namespace, template: str, spelled: Iterable[str]) -> 
     """Prepare the corpus: a dataset of chats in `output_dir`, or the cache of `build-sft-primer` in `out_dir`/primer."""
     if "output_dir" in options:
         output = files.normalize(options.output_dir)
+        # `source` is the name of the corpus in its metadata; a dataset of chats has none
         source, output = "", output.rstrip("/") or output  # the root folder stays "/"
     else:
         source, output = template, files.join(files.normalize(options.out_dir), template)

@@ -73,7 +73,7 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, exits: bool) -> int:
     """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors.
+        # If the shell has closed stderr (`2>&-`), the next file to be opened would get descriptor 2, and then all errors.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
@@ -100,7 +100,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         return status or 0
     except GrainSftError as error:
         print(prefix, error, file=sys.stderr)
-    except BrokenPipeError:  # the exit flushes stdout again, which must not fail
+    except BrokenPipeError:  # the reader of a pipe has ended; the exit flushes stdout again, which must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print(f"\n{prefix} interrupted.", file=sys.stderr)

@@ -17,7 +17,7 @@ PACKING = (
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
 NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
-"""Options of `pack`, each with the options that need it: `--materialize` needs `--algorithm`."""
+"""Options of `pack`, each with a list of the options that need it. For example, `--materialize` needs `--algorithm`."""
 
 
 def index(parser: Parser) -> None:
@@ -79,7 +79,7 @@ def pack(parser: Parser) -> None:
 
 
 def run_pack(options: argparse.Namespace) -> int:
-    """Return status 1 if algorithms were compared and all failed, else 0."""
+    """Run `grain-sft pack`. Return status 1 if algorithms were compared and all failed, else 0."""
     for needed, names in NEEDS.items():
         given = options.parser.flags_given(options, names)
         if given and getattr(options, needed) is None:
@@ -103,7 +103,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options.sequence_length, packing)
     figures["learning_rate"] = _learning_rate(corpus, options)
-    if options.materialize is not None:
+    if options.materialize is not None:  # then `algorithm` is given too (see `NEEDS`), so `layout` is set
         figures["materialized"] = _materialize(layout, options)
     return figures
 
@@ -194,4 +194,5 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
 
 
 def _line(name: str, text: str) -> None:
+    """Print a line of figures. A line without a name continues the one above."""
     print(f"{name:14}{text}")

@@ -63,6 +63,7 @@ def _add_schema(parser: Parser) -> None:
 
 
 def _schema(text: str) -> str:
+    """Check the argument of `--schema`, and return it."""
     try:
         preparing.check_schema(text)
     except PrepareError as error:
@@ -71,7 +72,7 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options that do not change the bytes of a corpus."""
+    """Add the options of a run of `prepare` that do not change the bytes of the corpus."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="number of processes (default: one for each core; fewer for small inputs)")
     add("--overwrite", action="store_true", help="replace an output that was made from other inputs or options")
@@ -81,7 +82,7 @@ def add_run_options(parser: Parser) -> None:
 def run_prepare(options: argparse.Namespace) -> None:
     """Run `grain-sft prepare`."""
     template, chat_template = options.template, options.chat_template
-    if template not in TEMPLATES and not _is_imported(template):
+    if template not in TEMPLATES and not _is_imported(template):  # a Jinja file, which template hf renders
         if chat_template is not None:
             raise PrepareError(f"--template {template} and --chat-template {chat_template}: expected one template.")
         template, chat_template = "hf", template
@@ -99,6 +100,7 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def _template(word: str) -> str:
+    """Check the argument of `--template`, and return it."""
     if word in TEMPLATES or _is_imported(word) or files.is_remote(word) or files.is_file(word):
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
@@ -106,6 +108,7 @@ def _template(word: str) -> str:
 
 
 def _is_imported(word: str) -> bool:
+    """Return whether a word has the form package.module:Name."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", word) is not None
 
 
@@ -199,7 +202,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
 
 
 def run_convert(options: argparse.Namespace, without: Sequence[str] = ()) -> None:
-    """Run `grain-sft convert`."""
+    """Run `grain-sft convert`, or `withdraw`, which leaves out the documents `without`."""
     settings = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
         manifest = preparing.convert(options.corpus, options.output, **settings, without=without, progress=progress)
@@ -234,7 +237,7 @@ def run_train_tokenizer(options: argparse.Namespace) -> None:
 
         def lines() -> Iterator[str]:
             yield from preparing.conversation_lines(options.inputs, options.schema, special)
-            rename("Training")
+            rename("Training")  # all texts are read; only now does SentencePiece train
 
         model = preparing.train_tokenizer(lines(), options.vocab_size, special, model_type=options.model_type)
     files.write_bytes(options.output, model)

@@ -22,7 +22,7 @@ _UNUSED = {
     **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
     **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
-"""Options that each question does not use. For example, `--record` does not use `--tokenizer`."""
+"""Options that each question (`--steps`, `--record`, ...) does not use. For example, `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:
@@ -71,7 +71,7 @@ def run_trace(options: argparse.Namespace) -> None:
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return a title, such as "steps 1000:7000" or "document 5: seen 3 times", and the traces that answer the question."""
+    """Return (title, traces that answer the question). A title is "steps 1000:7000" or "document 5: seen 3 times"."""
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if (between := options.between) is not None or options.steps is not None:
@@ -92,7 +92,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """Return the numbers of the documents that the options ask for, and the question in words."""
+    """Return (documents, question): the numbers in the run of the documents asked for, and the question in words."""
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:
@@ -102,7 +102,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         given = [f"{name}:{number}" if name else str(number) for name, number in asked]
         return documents, f"document {', '.join(given)}"
     failed: list[tuple[str, CorpusError]] = []
-    parts = list(run.parts)
+    parts = list(run.parts)  # (name, part, layout): a source of a mixture, its layout, and the layout of its stage
     for name, part, layout in parts:
         try:
             if options.record is not None:
@@ -112,7 +112,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             # `matches` are numbers in the part's corpus, and `run.of` takes numbers in `layout`
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # such as no tokenizer; raised only if every source fails
+        except CorpusError as error:  # for example, the source has no tokenizer; raised only if every source fails
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))

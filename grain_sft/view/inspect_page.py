@@ -55,8 +55,10 @@ def inspect_page(
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
         "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
+        # index in `steps` of the step to show first
         "at": [entry["step"] for entry in steps].index(step),
         "steps": steps,
+        # the token ids of the page and their texts; the `pieces` of a row, in `_row`, are parts of token files
         "pieces": {
             "ids": ids,
             "shown": [None if text is None else visible(text) for text in map(texts.text, ids)],
@@ -69,10 +71,11 @@ def inspect_page(
 
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
-    """Return a row for the page's script."""
+    """Return a row as JSON values for inspect.js. Arrays are base64 of their little-endian bytes."""
     lowest, highest = view.tokens.min(initial=0), view.tokens.max(initial=0)
     if highest > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
+    # token ids take 2 bytes if they fit, else 4
     dtype = "<u2" if lowest >= 0 and highest < 1 << 16 else "<i4"
     runs = segment_runs(view)
     split = []  # (first token, last token + 1, character) where several tokens share a character

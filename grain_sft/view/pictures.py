@@ -21,13 +21,13 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 # variables of the page's style sheet that replace the colours in an SVG element
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
-_MAX_SOURCES = 8
+_MAX_SOURCES = 8  # sources that a picture shows
 _MAX_CHARACTERS = 28  # characters of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "grain_sft",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "grain_sft",  # ids in an SVG file do not change from run to run
     "font.family": "sans-serif",
     "font.size": 10.0,
     "text.parse_math": False,  # a $ in a label does not begin a formula
@@ -108,6 +108,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def _short(name: str) -> str:
+    """Return a label: the name, or "…" and the end of a long name."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
@@ -125,6 +126,7 @@ def _lengths(figure: Any, report: Report) -> None:
 def _packing(figure: Any, report: Report) -> None:
     used = report["packing"]["used"]
     packings = [packing for packing in report["packing"]["algorithms"] if "error" not in packing]
+    # ◂ marks the config's own algorithm
     names = [algorithm_title(packing) + (" ◂" if packing["algorithm"] == used else "") for packing in packings]
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - packing["padding_share"]) for packing in packings]

@@ -42,7 +42,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
             tokens = element["tokens"][index].astype(np.int64)
             padding = element["segment_ids"][index] == 0
             tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # numbers that never repeat
-            rejecting = [each for each in filters if each.fails(tokens)]
+            rejecting = [each for each in filters if each.fails(tokens)]  # filters that reject the row without its padding
             if not rejecting:
                 counts["rejected_for_padding"] += 1
             elif len(examples) < _MOST_EXAMPLES:
@@ -66,6 +66,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())
+            # `period` tokens that come n times are (n - 1) * period tokens that equal the tokens one period later
             repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))
     first, period, times = max(repetitions, key=lambda each: (each[2] >= repeats, each[1] * each[2]))
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()

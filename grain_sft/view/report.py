@@ -129,9 +129,9 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return (corpus, None). If a search of all shards would take too long, return a result of `_some_shards` instead."""
+    """Return (corpus, None). If a search of all shards for documents would take too long, return `_some_shards` instead."""
     corpus = layout.corpus
-    is_searched = "documents" in vars(corpus)  # whether the cached property has its value
+    is_searched = "documents" in vars(corpus)  # whether the cached property has its value, so that no search is needed
     if is_searched or corpus.has_boundary_files or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all files are searched for EOS tokens")
@@ -201,7 +201,8 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
             entries.append((f"{name}: {what}" if name else what, documents, tokens))
     sampler = pipeline.sampler
     steps = sampler.steps_per_epoch  # None if each source of a mixture has epochs of its own
-    # rows without a step are reported only if their number is the same in every epoch
+    # Rows without a step are reported only if their number is the same in every epoch. It is not if batch sizes change, or if
+    # a step may have rows of two epochs (`runs_on`).
     if steps is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         # rows of the layout that no step reads; if below 0, padding rows of the last step
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)

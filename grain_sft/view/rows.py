@@ -105,7 +105,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
-    # split rows have other lengths, so show the source's rows
+    # after a transform that splits rows, rows are not those of the trace, so show the rows of the source
     splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
     batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else batch_of_arrays(pipeline, step)
     count = len(stage.sampler.rows(step))
@@ -122,6 +122,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     for row in indices:
         epoch, slot, instance = (int(column[row]) for column in (slots.epoch, slots.slot, slots.row))
         origin = origins.select(origins.row == slot)  # `Trace.row` has slots of the global batch
+        # arrays of the batch that have an item for each row
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.shape(array)[:1] == (count,)})
         pieces = _pieces(origin, is_mixture="" not in stage.source.layout.parts)
         if divides_segments:
@@ -157,7 +158,7 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """
     edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    # segment s belongs at runs[s - 1]
+    # segments with names, such as those of preference pairs, come in order, before padding: segment s belongs at runs[s - 1]
     for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:
             end_before = runs[index - 1][2] if index else 0
@@ -235,10 +236,11 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
 
 
 def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:
-    """Return a note for each disagreement between batch and trace, or between targets and inputs."""
+    """Return notes on a segment with another size in the batch than in the trace, and on targets other than the next input."""
     notes = []
     count = max(segments.max(initial=0), max((piece.segment for piece in pieces), default=0)) + 1
-    in_batch, in_layout = np.bincount(segments, minlength=count), np.zeros(count, np.int64)  # tokens of each segment
+    # number of tokens of each segment
+    in_batch, in_layout = np.bincount(segments, minlength=count), np.zeros(count, np.int64)
     for piece in pieces:
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     first = next(iter(np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1), None)  # first segment that differs

@@ -29,7 +29,7 @@ _ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Cell(NamedTuple):
-    """A token to print, or a part of a token that is wider than a line."""
+    """A token to print, or a part of a token that is wider than a line. `position` is the token's position in its segment."""
 
     text: str
     takes_loss: bool
@@ -78,6 +78,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     if view.names and width >= _LEAST_SIDE_BY_SIDE:
         responses = [run for run in runs if run[0] > 1]  # segment 1 is the prompt, 0 is padding
         others = [[run] for run in runs if run not in responses]
+        # the prompt, the responses, the padding
         groups = [*others[:1], responses, *others[1:]] if responses else others
     for group in groups:
         yield ""
@@ -150,7 +151,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _line(line: list[Cell], colour: bool, code: int) -> str:
-    """Return a line of tokens, which begins with the position of the first token."""
+    """Return a line of tokens, which begins with the position of the first token. `code` is the ANSI code of the colour."""
     parts: list[str] = []
     for takes_loss, cells in itertools.groupby(line, key=lambda cell: cell.takes_loss):
         if colour:

@@ -26,6 +26,7 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
     shown = "".join(map(_sign, text))
+    # a mark that is shown as a code, such as ⟨U+FE0F⟩, needs no circle
     starts_with_mark = unicodedata.category(text[0]).startswith("M") and not shown.startswith("⟨")
     return f"◌{shown}" if starts_with_mark else shown
 
