@@ -82,7 +82,10 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
 
 
 def killed_after(steps: int) -> int:
-    """Return the step after which the first run is killed: two thirds of the way from the first checkpoint to the second."""
+    """Return the step after which the first run is killed: two thirds of the way from the first checkpoint to the second.
+
+    So the resumed run, which begins at the checkpoint, repeats steps of the killed run.
+    """
     first_checkpoint = steps // 3
     return first_checkpoint + (first_checkpoint - 1) * 2 // 3
 

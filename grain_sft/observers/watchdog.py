@@ -99,6 +99,7 @@ class _IteratorWatch(_Watch):
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
+        """Return lines about the threads or worker processes that make batches, and about the times of earlier batches."""
         pids = iterator.worker_pids()  # the first is the worker of the next batch
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]

@@ -51,6 +51,7 @@ class Job(Renderer):
         return Chunks(self.target.chunks, self.key)
 
     def size_of(self, group: int) -> int:
+        """Return the bytes of the units of a group, which is given by its index."""
         return sum(unit.size for unit in self.groups[group])
 
     @functools.cached_property
@@ -82,7 +83,7 @@ class Job(Renderer):
         return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
-        """Return a text with the number of valid, dropped and rejected records, and the reason of the first rejection."""
+        """Return the numbers of valid, dropped and rejected records, then the reason of the first rejection, as text."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{self._count('rejected')} rejected")

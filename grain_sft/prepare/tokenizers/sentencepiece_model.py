@@ -83,6 +83,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
             lengths = np.where(np.asarray(ids) == unknown, [len(piece.encode()) for piece in pieces], lengths)
         normalized, offsets = self._processor.normalize(text, with_offsets=True)
         starts, stops = character_spans(normalized, lengths)
+        # index in `text` of each character of `normalized`, then the length of `text`
         characters = np.asarray(offsets, np.int64)
         return characters[starts], characters[stops]
 

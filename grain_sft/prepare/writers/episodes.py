@@ -24,12 +24,13 @@ ENDS = ("<myPT_eot>", "<|eot|>")
 
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return one task for each shard: whole documents of at most `shard_tokens` tokens in total, or one longer document."""
-    token_ends = np.append(0, plan.ends(split))
+    token_ends = np.append(0, plan.ends(split))  # 0, then the end of each document
     num_documents = len(token_ends) - 1
     shards: list[Task] = []
     start = 0
     while start < num_documents or not shards:  # an empty split has one empty shard
         limit = token_ends[start] + plan.request.shard_tokens
+        # `token_ends[stop]` is the last end within the limit
         stop = int(np.searchsorted(token_ends, limit, side="right")) - 1
         stop = min(max(stop, start + 1), num_documents)
         shards.append(Task(split, len(shards), start, stop, 0, int(token_ends[stop] - token_ends[start])))

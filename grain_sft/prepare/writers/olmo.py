@@ -37,6 +37,7 @@ def write(plan: Plan, task: Task) -> None:
     paths = [plan.path(task.split, name.format(task.number)) for name in names[: 3 if plan.masked else 2]]
     if files.exists(paths[0]):
         return  # an earlier run has finished this part
+    # mtime=0: with a time in it, the zipped file would have other bytes in each run
     with whole_files(paths) as (tokens, zipped, *masks), gzip.GzipFile("", "wb", fileobj=zipped, mtime=0) as boundaries:
         written = 0  # tokens
         start = task.skip  # tokens of the first block that are in earlier parts
