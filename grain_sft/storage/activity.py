@@ -38,14 +38,9 @@ def count(name: str, amount: int) -> None:
     _amounts[key] = _amounts.get(key, 0) + amount
 
 
-class _Counts:
-    """Values of the counters, by name: `counts["local_bytes"]`."""
-
-    def __getitem__(self, name: str) -> int:
-        return sum(amount for (counter, _), amount in _amounts.copy().items() if counter == name)
-
-
-counts = _Counts()
+def counted(name: str) -> int:
+    """Return the value of the counter `name`: the sum over all threads."""
+    return sum(amount for (counter, _), amount in _amounts.copy().items() if counter == name)
 
 
 @contextlib.contextmanager

@@ -157,14 +157,10 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
       StorageError: The file is missing, damaged, or not the file of an artifact.
     """
     try:
-        fd = open_regular(path)
-    except OSError as error:
-        raise StorageError(f"{path}: can't be opened ({error.strerror or error}). Check the path.") from error
-    try:
-        with open(fd, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return _mapped(file)
     except OSError as error:
-        raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check the disk.") from error
+        raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check the path and the disk.") from error
     except Exception as error:  # for a damaged header, json and numpy raise many kinds of exceptions
         raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
 

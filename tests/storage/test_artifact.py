@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_opened_for_a_moment_is_kept(made, maker, caplog, 
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(StorageError, match=r"nowhere: can't be opened \(No such file"):
+    with pytest.raises(StorageError, match=r"nowhere: can't be read \(No such file"):
         artifact.open_file(tmp_path / "nowhere")
 
 
