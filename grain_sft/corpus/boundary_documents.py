@@ -120,7 +120,7 @@ def _continued(corpus: CorpusData, entries: list[Entries]) -> list[tuple[int, in
             return continued
     found = f"boundary files hold {num_entries} entries, and {len(touching)} of them may continue a document"
     problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
-    advice = f", or fix eos_token_id ({corpus.eos_token_id})" if undecided else ""
+    advice = f", or give the right eos_token_id (found {corpus.eos_token_id})" if undecided else ""
     raise CorpusError(f"{problem}. Copy the files again{advice}.")
 
 
