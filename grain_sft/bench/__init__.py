@@ -54,9 +54,10 @@ class Table(NamedTuple):
     key: str  # name in the JSON
     title: str  # heading of the column of the rows' names
     columns: Mapping[str, str]  # formats by heading: `{"s": "{seconds:.2f}"}` prints the figure `seconds`
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, Mapping[str, Any]]  # figures of each row, by the row's name
 
     def lines(self) -> Iterator[str]:
+        """Yield the heading and the rows as aligned text."""
         cells = [[self.title, *self.columns]]
         for name, row in self.rows.items():
             cells.append([name, *(_shown(template, row) for template in self.columns.values())])
@@ -75,7 +76,7 @@ def _shown(template: str, row: Mapping[str, Any]) -> str:
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]
-"""Function that writes made-up corpora to an empty folder, and measures."""
+"""Function that writes made-up corpora to an empty folder, measures, and yields tables of the figures."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",

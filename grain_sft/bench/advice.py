@@ -9,7 +9,7 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# a median wait counts as no wait if it is at most the larger of these two
+# A setting keeps up with a step if the median wait for the step's batch is at most the larger of these two.
 TOLERATED_SHARE = 0.02  # share of the step
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another counts as equal to it
@@ -18,6 +18,7 @@ _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
 
 Row = Mapping[str, Any]
+"""Figures of one measured setting, as in the list `delivered` of `grain_sft.bench.config.measure`."""
 
 
 class Setting(NamedTuple):
@@ -32,7 +33,7 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen setting. `step_ms` is the shortest step that the setting keeps up with; None if it keeps up with no step."""
+    """A chosen setting. `step_ms` is the shortest measured step that the setting keeps up with; None if there is none."""
 
     setting: Setting
     step_ms: float | None
@@ -69,7 +70,13 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 
 
 def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
-    """Return the reason for a recommendation, in one sentence."""
+    """Return the reason for a recommendation, in one sentence.
+
+    Args:
+      choice: Result of `choose` for `delivered`.
+      recommended: Figures of the chosen setting, measured once more.
+      delivered: Figures of all measured settings.
+    """
     shortest_ms = min(wait["step_ms"] for wait in recommended["waits"])
     longest_ms = max(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
@@ -113,6 +120,7 @@ def _keeps_up(row: Row, step_ms: float) -> bool:
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
+    """Return the median wait for a batch with steps of `step_ms`, one of the measured lengths."""
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
@@ -162,4 +170,5 @@ def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _size(count: float) -> str:
+    """Return a number of bytes as text, such as "1.5 MB"."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

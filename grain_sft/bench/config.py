@@ -65,9 +65,11 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     medians = seconds_in_turn(timed, stage_seconds, plan.repeats, warm=1)
 
     def speed(seconds: float) -> dict[str, float]:
+        """Return the figures of batches that take `seconds` each."""
         return rate(batch["tokens"], seconds, medians[LIMIT])
 
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
+        """Return the figures of a setting, as medians of its rounds."""
         waits = []
         for step_ms in plan.steps_ms:
             waited = [seconds * 1e3 for measured in rounds for seconds in measured.waits[step_ms]]
@@ -80,6 +82,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     rows = [delivered(setting, rounds) for setting, rounds in measured.items()]
     choice = choose(rows, first["slowest_ms"])
     recommended = delivered(choice.setting, run.last_rounds(choice.setting))
+    # `whole` is the time of a whole step, of which the table of stages states shares
     host, layout, whole = pipeline.sampler.host, pipeline.source.layout, medians[WHOLE]
     recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
     # a worker process has two buffers (see `_Run._round`), and its threads have a third one
@@ -156,7 +159,7 @@ class _Run:
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
-        """Measure the first batch, which opens files, and the next few batches."""
+        """Measure the first batch, which opens files, and the next few batches. Return their times in ms, and their number."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
             times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))

@@ -26,6 +26,7 @@ from grain_sft.transforms import NgramFilter, ShiftTargets
 
 VOCABULARY = 100_278  # number of ids of the tokenizer dolma2
 
+# names in the table of `windows`
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
 _STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number of steps
@@ -96,6 +97,7 @@ def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
     }
 
 
+# names in the tables of `packed`
 OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
 SCATTERED = "limit: documents at random places in memory"
@@ -134,7 +136,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     rng = np.random.default_rng(0)
     ends = np.cumsum(made_up_lengths(profile.documents, profile.median, profile.sequence_length))
     tokens = rng.integers(2, 100_000, int(ends[-1]), dtype=np.uint32)
-    tokens[ends - 1] = 1  # EOS
+    tokens[ends - 1] = 1  # EOS; the other tokens are 2 or more
     path = folder / f"{profile.name}.npy"
     rows = folder / f"{profile.name}-rows"
     tokens.tofile(path)

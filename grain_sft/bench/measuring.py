@@ -13,13 +13,13 @@ from grain_sft.child_environment import child_environment, run_python
 from grain_sft.storage import CACHE_DIR_VARIABLE
 
 Next = Callable[[], Any]
-"""Function that makes the next batch."""
+"""Function that makes the next batch of a loader, or does the work that is measured in its place."""
 
 LIMIT = "limit: numpy, contiguous rows"  # label of `limit` in tables
 SEED = 34521
 TURNS = 8  # turns of each loader in a measurement
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
-"""Columns of a table of the figures of `rate`."""
+"""Columns of a `Table` whose rows have the figures of `rate`."""
 
 _MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # maximum size of the memory that `limit` copies from; one batch may exceed it
 
@@ -42,6 +42,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     count = len(arrays[0])
     longest = max(array[0].nbytes for array in arrays)
     memory = np.ones((max(count, min(_MAX_ROWS, _MAX_BYTES // longest)), longest), np.uint8)
+    # each array's rows, as views of the same memory
     sources = [memory[:, : array[0].nbytes].view(array.dtype) for array in arrays]
     copies = [np.empty((count, array[0].size), array.dtype) for array in arrays]
     starts = itertools.cycle(range(0, len(memory) - count + 1, count))

@@ -1,7 +1,9 @@
 """Benchmark of making Megatron's indices, by grain_sft and, if installed, by megatron-core and MaxText.
 
 The index of samples has the document and the token at which each sample begins. The index of a blend has the data set of each
-sample. A measured program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, then `_END`.
+sample. A measured program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, then `_END`. Its arguments are the
+folder of the input arrays, the tokens of a sample, the number of data sets (0 for the index of samples), and the samples of a
+blend.
 """
 
 import importlib.util
@@ -98,6 +100,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
             program = _BEGIN + programs[kind] + _END
             row = run_program(program, str(folder), str(LENGTH), str(datasets), str(scale.samples))
             ours = figures.get(f"{title}, grain_sft", row)
+            # an index of fewer samples has another digest
             is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part
             if is_whole and row["digest"] != ours["digest"]:
                 raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")

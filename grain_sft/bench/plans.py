@@ -32,6 +32,7 @@ GROUPED = "PackedLayout, one plan for all files"
 PACKED = "best_fit_decreasing alone, for all files"
 OLMO = "OLMo-core InstancePacker, for all files"
 
+# A program of `plans` is `_ONE_CORE`, then one of the next three texts, then `_AFTER`.
 _ONE_CORE = f"""
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 import numpy as np
@@ -62,6 +63,7 @@ _AFTER = """
 print(json.dumps({"seconds": time.perf_counter() - begin, "rows": count, **memory()}))
 """
 
+# program that runs the command line of its arguments
 _COMMAND = """
 from grain_sft.cli.main import main
 status = main()
@@ -100,7 +102,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands. Only the first command starts with an empty cache."""
+    """Yield a table of the seconds and the memory of commands. Only the first command has an empty cache, and plans."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))
@@ -133,6 +135,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
             with open(data / f"{name}_part_{number:04d}.npy", "wb") as file:
                 file.truncate((stop - begin) * width)
         first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # first and last document in this file
+        # where documents begin and end in this file; a document that continues in another file is cut
         borders = np.minimum(np.concatenate([[begin], ends[first : last + 1]]), stop) - begin
         lines = "".join(f"{start},{end}\n" for start, end in itertools.pairwise(borders.tolist()))
         (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))

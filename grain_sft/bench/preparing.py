@@ -18,6 +18,7 @@ MESSAGE, DOCUMENT = 330, 1800  # characters of the median message and of the med
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
 # The programs are `_COMMON + _MEMORY` and `_COMMON + _SPEED`. `run_program` adds imports and the function `memory` before them.
+# In `_SPEED`, `bare` is the time of the tokenizer's own batch calls for the same texts.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare

@@ -28,6 +28,7 @@ _FIRST_BATCH = """
 assert next(pipeline.iter(start_step=3))["inputs"].shape == (8, 8192)
 print("{}")
 """
+# the shuffle that order olmo replays, and order olmo, which keeps the shuffled rows in a cached file
 _NUMPY = """
 import numpy as np
 begin = time.perf_counter()

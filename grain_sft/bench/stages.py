@@ -15,10 +15,11 @@ from grain_sft.source import Element
 
 ROW_NUMBERS = "row numbers"
 READING = "reading"
-PIECES = "  of it, the pieces of rows"  # a part of READING
+PIECES = "  of it, the pieces of rows"  # `layout.pieces`, a part of READING
 WHOLE = "a whole step"
 
-_TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
+# keys of the tokens of a batch: of `ShiftTargets`, of the source, or of preference pairs
+_TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")
 _SAMPLE_BYTES = 1 << 27  # maximum size of a sample
 _SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 

@@ -31,7 +31,7 @@ class HostCache:
         self.hits = self.misses = self.used = 0
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
-        """Count the reads of one gather. Return the number of requests and the bytes of their answers."""
+        """Count reads that a batch makes at the same time. Return the number of requests and the bytes of their answers."""
         sizes: dict[_Key, int] = {}
         parts: dict[_Key, list[int]] = {}  # by block: number of bytes that each piece reads from the block
         for path, file_size, offset, size in pieces:
@@ -47,6 +47,7 @@ class HostCache:
         self.hits += len(found)
         self.misses += len(missing)
         requests = received = 0
+        # the cache fetches the blocks of a group together
         for batch in shard_cache.batches(missing, sizes.__getitem__):
             stored: dict[_Key, int] = {}
             for key in batch:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from grain_sft.arguments import MOST_AHEAD
 from grain_sft.pipeline import PREFETCH, READ_THREADS
 
-Positive = Annotated[float, msgspec.Meta(gt=0, le=10**12)]  # JSON has no infinite numbers
+# the figures become JSON, which has no infinite numbers, so all numbers have an upper bound
+Positive = Annotated[float, msgspec.Meta(gt=0, le=10**12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=10**12)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_AHEAD)]
 

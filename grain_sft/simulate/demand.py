@@ -13,7 +13,7 @@ from grain_sft.simulate.reads import Gather, Ranges, Reads
 from grain_sft.storage import CacheOptions, file_stamp, remote_files, shard_cache
 from grain_sft.types import Ints
 
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 20  # rows whose demand is computed together
 
 
 class _Ask(NamedTuple):
@@ -104,7 +104,7 @@ class DemandModel:
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:
-        """Return the demand of `steps`, and record what they cache and check."""
+        """Return the demand of `steps`, and record what they cache and check. `turns` is as in `_checking_reads`."""
         slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
         has_row = slots.row != FILL_ROW
         rows = slots.row[has_row]
@@ -118,7 +118,7 @@ class DemandModel:
         for number, ask in enumerate(asks):
             if number in from_caches:
                 requests, received = from_caches[number]
-                # a shard cache fetches at most about `BATCH_BYTES` at a time
+                # a shard cache fetches about `BATCH_BYTES` at a time, so more bytes take more rounds
                 min_rounds = -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))

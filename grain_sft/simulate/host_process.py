@@ -60,7 +60,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # when the last of `steps` is taken, the iterator has requested at least all batches before `end`
+    # When the last of `steps` is taken, the iterator has requested at least all batches before `end`: it requests more batches
+    # only when at most half of those ahead are left.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step, pipeline.sampler.failing_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -94,13 +95,15 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
 
 
 def _counts() -> dict[str, int]:
+    """Return the requests, received bytes and local bytes of this process so far, by name."""
     return {name: activity.counted(counter) for name, counter in _COUNTS.items()}
 
 
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    The result is the wait of the main thread plus the longest wait of another thread. The others wait meanwhile.
+    The result is the wait of the main thread plus the longest wait of another thread. The other threads are assumed to wait at
+    the same time as that one.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

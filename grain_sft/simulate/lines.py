@@ -72,7 +72,7 @@ def _count(number: int, noun: str) -> str:
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
     read = f"{coverage['rows_read']:,} reads for {coverage['slots']:,} slots of batches"
-    if coverage["distinct"] is None:
+    if coverage["distinct"] is None:  # the reads of each row were not counted
         return read
     return f"{read}; {coverage['distinct']:,} of {rows:,} rows are read, each at most {coverage['most_often']:,} times"
 
@@ -83,6 +83,7 @@ def spread_text(name: str, value: float) -> str:
 
 
 def _host(figures: Mapping[str, Any]) -> str:
+    """Return the text of what one host reads: means over the hosts, and the range of requests."""
     requests, received, local = (figures[name] for name in ("requests", "received", "local"))
     local_text = f", and {_size_text(local['mean'])} of local files" if local["mean"] else ""
     spread = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
@@ -112,6 +113,7 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to whether `need` is within the limit, the condition `limit_name`."""
     limit = conditions[limit_name]
     answer = f"{need:.2f} of {limit:,.12g} {unit}."
     if need >= 10:

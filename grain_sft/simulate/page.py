@@ -10,6 +10,7 @@ from grain_sft.simulate.lines import FIGURES, facts_of, spread_text
 from grain_sft.view import COLOURS, Pictures, draw_bars, draw_pictures, make_page, part
 
 Figures = Mapping[str, Any]
+"""Result of `simulate`."""
 
 _QUESTION = "Can this bucket, this cache and these hosts feed this run?"
 _TITLES = {
@@ -79,7 +80,7 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures
 
 
 def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", the number of steps for each point is inserted."""
+    """Draw the curve `name`. A `label` such as "s in {:,.0f} steps" gets the number of steps of each point."""
     axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
     axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))

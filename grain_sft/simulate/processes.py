@@ -25,6 +25,7 @@ MAX_STEPS = 16
 """Maximum number of steps per process."""
 
 Figures = Mapping[str, Any]
+"""Figures of one process, by name."""
 
 
 class Fit(NamedTuple):
@@ -62,7 +63,7 @@ class Fit(NamedTuple):
         """Return the MB of memory of a process whose largest batch receives `received` bytes from the bucket."""
         ready = max(conditions.prefetch, conditions.threads)
         batches = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
-        answers = 2 * conditions.threads * received  # to the threads that make batches
+        answers = 2 * conditions.threads * received  # each thread that makes a batch is taken to hold its answers twice
         return self.base_mb + (batches * self.batch_bytes + answers) / 1e6
 
 
@@ -157,7 +158,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 def _config_with_own_caches(config: str, folder: str) -> Any:
     """Return the config with the shard caches of its corpora moved to `folder`. Corpora that shared a cache still share one."""
-    folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
+    folders: dict[str, str] = {}  # new folder of each cache, by its folder in the config; empty without shard caches
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes of a section `corpus` that move its shard caches."""
@@ -176,7 +177,8 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
         moved["corpus"] = changes
     if stages := sections.get("stages"):  # a config replaces the whole list that it inherits
         moved["stages"] = [overlay(stage, {"corpus": changes_of(stage.get("corpus", {}))}) for stage in stages]
-        moved["sampler"] = {"schedule": None}  # stages that replacements made contain the schedule of the config
+        # if these stages come from `replace` amendments, they contain its schedule, which a config with stages may not have
+        moved["sampler"] = {"schedule": None}
     return moved if folders else config
 
 
@@ -201,6 +203,7 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
 
 
 def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
+    """Return the figures that the model with `fit` predicts for the steps that a process made."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
     demand = _modelled_demand(pipeline, hosts, measured, conditions)
     return {

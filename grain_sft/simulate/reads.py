@@ -61,6 +61,7 @@ class Reads:
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         self._layout = pipeline.source.layout
+        # `reader_of` leaves out the transforms that `source` applies while it reads
         _, transforms_after_reading = reader_of(pipeline.source, pipeline.transforms)
         shifted = len(transforms_after_reading) < len(pipeline.transforms)
         self.gathers: list[Gather] = []
@@ -111,6 +112,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
 
 def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
     has_values = np.array([stamp is not None for stamp in files_of_shards])
+    # stands for files that shards lack, and is never read
     placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
     stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]
     in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)

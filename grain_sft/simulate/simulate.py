@@ -109,7 +109,7 @@ def simulate(
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "walked_hosts": len(model.hosts),
+        "walked_hosts": len(model.hosts),  # hosts that the model computes one by one
         "run": {
             "rows": len(pipeline.source),
             "sequence_length": pipeline.source.layout.sequence_length,
@@ -144,6 +144,7 @@ def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandM
 
 
 def _spread(values: Array) -> dict[str, float]:
+    """Return the mean, the least and the most of a figure of the hosts."""
     return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
 
 
@@ -174,6 +175,7 @@ def _files(model: DemandModel) -> dict[str, Any]:
     gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
+    # local files that stay open, and a connection for each concurrent request of each thread
     opened = min(MOST_OPEN_FILES, local) + sockets * model.conditions.threads
     count = sum(len(gather.files) for gather in gathers)
     checked = _spread(np.concatenate(model.checked, axis=1).sum(axis=1))
@@ -195,6 +197,7 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
 def _cache(model: DemandModel) -> dict[str, Any] | None:
     if not model.caches:
         return None
+    # for each modelled host, its caches
     caches_of_hosts = list(zip(*model.caches.values(), strict=True))
     figures: dict[str, Any] = {"hosts": len(caches_of_hosts)}
     for key, attribute in {"hits": "hits", "misses": "misses", "bytes": "used"}.items():

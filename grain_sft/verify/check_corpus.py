@@ -72,7 +72,8 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # prepare.json has the counts of all files of a split, whose names differ only in numbers
+        # prepare.json has the counts of all files of a split, whose names differ only in numbers. They are not compared if the
+        # corpus has other files.
         home = files.parent(manifest_path or path)
         pattern = glob.escape(home) + re.sub(r"\d", "[0-9]", glob.escape(path.removeprefix(home)))
         if manifest is not None and files.glob(pattern) != sorted(shard.path for shard in corpus.shards):
@@ -160,6 +161,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     nonempty = np.flatnonzero(length > 0)
     _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
     trainable = int(scanned.trainable.sum())
+    # prepare.json counts with the loss files, which this corpus may ignore
     _check_statistics(report, corpus, manifest, None if corpus.ignores_loss else trainable)
     duplicates = content.find_duplicates(scanned.hash, length)
     without_loss = nonempty[scanned.trainable[nonempty] == 0]
@@ -214,9 +216,10 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     ends_wrong = last != eos
     if eos is None or not ends_wrong.any():
         return
+    # `shifted` begin with the EOS of the document before, as if the boundaries were a token too early
     unended, shifted = numbers[ends_wrong], numbers[ends_wrong & (first == eos)]
     last_tokens, counts = np.unique(last, return_counts=True)
-    end, most = last_tokens[counts.argmax()], counts.max()
+    end, most = last_tokens[counts.argmax()], counts.max()  # most frequent last token, and number of documents with it
     is_template = boundaries is not None and most >= (_NEARLY_ALL - _share_cut(corpus)) * len(last)
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"

@@ -84,6 +84,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         if len(outside):
             report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
             return
+        # the rows of the slots in reverse order, turned back
         again = new.rows_at(step, np.arange(len(rows))[::-1])[::-1]
         if (changed := rows != again).any():
             slot, orders = changed.argmax(), ", ".join(dict.fromkeys(stream.source.order for stream in sampler.streams))
@@ -94,7 +95,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     steps = sampler.steps_per_epoch
     if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:
         return
-    is_read, num_read = np.zeros(count, np.bool_), 0
+    is_read, num_read = np.zeros(count, np.bool_), 0  # whether a step so far reads each row, and number of rows read
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
@@ -204,7 +205,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         report.wrong("files", path, str(error))
         return
     report.figures |= {"bytes": os.path.getsize(path), "arrays": sorted(arrays)}
-    recipe = depends.get("recipe")
+    recipe = depends.get("recipe")  # in a plan, its packing options
     if not isinstance(recipe, dict) or not isinstance(recipe.get("sequence_length"), int) or "plan" not in depends:
         report.note("plan", path, f"the checksum is right, but the file holds {', '.join(sorted(arrays))} and no plan.")
         return
@@ -227,6 +228,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
+    """Return the finder of the documents that a plan with the options `recipe` packs."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 

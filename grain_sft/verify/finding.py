@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # maximum number of wrong findings that a stage or a source lists for each check
+LISTED = 20  # maximum number of wrong findings that a report, or a part of it, lists for each check
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Report:
       what: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
       full: Whether all bytes were read.
-      findings: Findings in the order of the checks. Each check lists at most `LISTED` wrong findings of each stage or source.
+      findings: Findings in the order of the checks. For each stage or source, a check lists at most `LISTED` wrong findings.
       figures: Facts by name, such as counts, the fingerprint, and the figures of each part.
       left_out: Number of wrong findings beyond `LISTED`, by check.
     """
@@ -85,7 +85,7 @@ class Report:
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of `part`, and its figures as one entry, such as `figures["stage 2"]`."""
+        """Add the findings of `part`, the report of a stage or a source, and its figures as one entry, `figures["stage 2"]`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

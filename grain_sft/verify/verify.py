@@ -55,11 +55,12 @@ def verify(
     kind = what or _inferred(path)
     check_choice("what", kind, KINDS, CorpusError)
     vocab_size = None if vocab_size is None else as_integer("vocab_size", vocab_size, 1, CorpusError)
+    # each argument, whether it is given, and the kind that uses it
     for name, is_given, used_by in (
         ("corpus", corpus is not None, "plan"),
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
-        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # used by corpora and configs
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # used by corpora and by configs
         # options also apply to the `corpus` that a plan is compared with
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
@@ -108,7 +109,8 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
                         stage_report.take(part_report)
                 stage_vocab_sizes.append(vocab_sizes[corpus_key])
             if not stage_report.has_wrong("files"):
-                # if one size is unknown, the batch's ids are not compared with a size; `filter` is only for the type
+                # If the size of one vocabulary is unknown, the ids of batches are not checked. `filter` only tells mypy that no
+                # size is None.
                 largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
                 check_pipeline(stage_report, stage, path, largest)
             if stage_report is not report:
