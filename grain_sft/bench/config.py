@@ -134,6 +134,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     first = pipeline.first_step
     endless = copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
+    # at least one step, which raises the error if it is the failing one
     steps = min([pipeline.end_step, max(first + 1, pipeline.sampler.failing_step), *changes]) - first
     repeated: Any = _FirstSteps(pipeline, steps)
     endless.audit, endless.observers, endless.sampler = None, (), repeated

@@ -126,6 +126,7 @@ not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(g
 
 
 def _pair(text: str) -> list[str]:
+    """Parse FROM=TO."""
     old, equals, new = text.partition("=")
     if not (old and equals):
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")

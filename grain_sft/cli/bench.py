@@ -72,6 +72,7 @@ def run_bench(options: argparse.Namespace) -> None:
 
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the pipeline of a config, print the figures and the advice, and return the figures."""
     from grain_sft.bench import advice
     from grain_sft.bench import config as config_bench
 
@@ -86,6 +87,7 @@ def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure_made_up(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the benchmarks of made-up corpora, print their tables, and return the rows of each table by its key."""
     check_output(options.output)
     scale = Scale(seconds=options.seconds or Scale.seconds, **values_of(options, ("repeats", *_SIZES)))
     figures: dict[str, Any] = {}

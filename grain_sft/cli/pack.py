@@ -91,6 +91,7 @@ def run_pack(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Pack, compare and write as the options ask. Print and return the figures."""
     corpus = open_paths(options.corpus, options)
     if options.output is not None:
         check_corpus_stays(options.output, corpus, options.corpus)
@@ -109,6 +110,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _describe(corpus: Corpus) -> dict[str, Any]:
+    """Find the documents of a corpus. Print and return their counts."""
     begin = time.perf_counter()
     counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
@@ -124,6 +126,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
+    """Print and return the figures of a packing, whose plan took `seconds` to make or to read."""
     from grain_sft.pipeline import layout_receipt  # imported here, so that --help does not wait for Grain
 
     found = packing_report(layout) | {"plans": plan_files(layout), "seconds": seconds}
@@ -151,6 +154,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pack the corpus by each algorithm. Print a table, and return the figures of each."""
     with elapsed("Packing"):
         found = list(compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
@@ -182,6 +186,7 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
+    """Write the rows of `layout` to the folder `--materialize`. Print and return what was written."""
     from grain_sft.prepare import materialize
 
     begin = time.perf_counter()

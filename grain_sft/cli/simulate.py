@@ -44,6 +44,7 @@ def run_simulate(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Simulate the run, print the lines of text, and return the figures."""
     from grain_sft.sampling import Host
     from grain_sft.simulate import Conditions, lines, measure_processes, simulate
 
@@ -51,7 +52,8 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     steps = steps_of(pipeline, options.steps)
     pipeline = pipeline.at(steps.start)  # only the stage of the first step is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
-    if options.restart_hosts is not None and steps.stop < pipeline.end_step:  # an error comes before the measurements
+    # refuse a wrong --restart-hosts before the measurements, which take long
+    if options.restart_hosts is not None and steps.stop < pipeline.end_step:
         pipeline.sampler.with_host(Host(0, options.restart_hosts)).check_from(steps.stop)
     if options.processes:
         with elapsed("Measuring processes"):

@@ -67,6 +67,7 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
+    """Return a line as `_parsed_lines` does, except that `CUT` alone marks an unfinished line."""
     if line.endswith(CUT):
         return {}
     try:

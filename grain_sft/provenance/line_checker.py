@@ -138,6 +138,7 @@ class LineChecker:
                 self._report(f"steps up to {self._position.delivered} were handed out {without}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
+        """Check an entry `dataset_load`, and begin the run at step 0 if no line before has begun it."""
         self.checked.loads += 1
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
@@ -149,7 +150,7 @@ class LineChecker:
         self._compare(fields, self._position.events.load(hosts), {"hosts"})
         self._needed = RESUME
         if self._position.max_resume_step < 0:
-            # the run has not begun yet: it may begin at step 0, without a resume
+            # a run that begins at step 0 has no resume; if it begins later, a resume follows
             self._needed = None
             self._position.continue_at(0)
 

@@ -46,6 +46,7 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
 
 
 def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
+    """Return the text of document `number`. Raise a CorpusError if it has a token that the tokenizer lacks."""
     tokens = corpus.document(number).tokens
     highest = int(tokens.max(initial=0))
     if highest >= tokenizer.vocab_size:

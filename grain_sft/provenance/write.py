@@ -154,6 +154,7 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def _values(column: Column) -> list[Any]:
+    """Return a column as a list. `Labels` become their texts."""
     if isinstance(column, Labels):
         texts = [*map(_utf8, column.texts), ""]
         return [texts[number] for number in column.numbers.tolist()]

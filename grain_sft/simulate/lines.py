@@ -71,6 +71,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
+    """Return the text of how many of the layout's `rows` rows are read, and how often."""
     read = f"{coverage['rows_read']:,} reads for {coverage['slots']:,} slots of batches"
     if coverage["distinct"] is None:  # the reads of each row were not counted
         return read

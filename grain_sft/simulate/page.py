@@ -55,6 +55,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def _hosts(figures: Figures) -> str:
+    """Return a table of the spread of each figure over the hosts."""
     names = FIGURES | {"seconds": "seconds to read the batch", "checks": "requests that check files"}
     spreads = [(key, "all steps", spread) for key, spread in figures["per_host"].items()]
     spreads += [(key, "first step", spread) for key, spread in figures["first_step"].items()]
@@ -88,6 +89,7 @@ def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
 
 
 def _errors(figure: Any, figures: Figures) -> None:
+    """Draw the largest error of each predicted figure."""
     axes, errors = figure.subplots(), figures["errors"]
     labels = [f"{error:.1%}" for error in errors.values()]
     draw_bars(axes, [FIGURES[name] for name in errors], [100 * error for error in errors.values()], labels, COLOURS[1])

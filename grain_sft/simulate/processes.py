@@ -177,7 +177,8 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
         moved["corpus"] = changes
     if stages := sections.get("stages"):  # a config replaces the whole list that it inherits
         moved["stages"] = [overlay(stage, {"corpus": changes_of(stage.get("corpus", {}))}) for stage in stages]
-        # if these stages come from `replace` amendments, they contain its schedule, which a config with stages may not have
+        # If `replace` amendments made these stages, the stages contain the config's schedule. A config with stages may not also
+        # have `sampler.schedule`.
         moved["sampler"] = {"schedule": None}
     return moved if folders else config
 

@@ -111,6 +111,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
 
 
 def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
+    """Return the gather of `files_of_shards`, one for each shard; None for a shard without such a file."""
     has_values = np.array([stamp is not None for stamp in files_of_shards])
     # stands for files that shards lack, and is never read
     placeholder = next(stamp for stamp in files_of_shards if stamp is not None)

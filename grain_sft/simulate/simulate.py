@@ -149,6 +149,7 @@ def _spread(values: Array) -> dict[str, float]:
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
+    """Return how many rows are read, how many slots the batches have, and how often each row is read."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.model.scale),
@@ -172,6 +173,7 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
 
 
 def _files(model: DemandModel) -> dict[str, Any]:
+    """Return the numbers of files: all, local, checked by a host, and open at the same time."""
     gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
@@ -195,6 +197,7 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
 
 
 def _cache(model: DemandModel) -> dict[str, Any] | None:
+    """Return the figures of the shard caches, as spreads over the modelled hosts; None without caches."""
     if not model.caches:
         return None
     # for each modelled host, its caches

@@ -85,7 +85,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
         content.check_loss_values(report, corpus)
         if corpus.rows is not None:
             content.check_written_rows(report, corpus)
-    located = _has_documents(report, corpus)
+    located = _has_documents(report, corpus)  # whether the ends of documents are known
     vocabulary = VocabularyCheck(corpus, vocab_size)
     try:
         if located and report.full:
@@ -105,6 +105,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
     distinct = {file.path: file for file in corpus.files()}
 
     def check(file: FileStamp) -> str:
+        """Return a sentence about a file that changed or can't be read; "" for an unchanged file."""
         try:
             found = describe(file.path, file.data_offset)
         except GrainSftError as error:
@@ -155,6 +156,7 @@ def _path_in(corpus: Corpus, error: GrainSftError) -> str:
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
+    """Read all tokens. Check their ids, the ends of documents and the counts of prepare.json, and find duplicates."""
     scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
     length, path = corpus.documents.length, corpus.shards[0].path

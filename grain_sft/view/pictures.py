@@ -113,6 +113,7 @@ def _short(name: str) -> str:
 
 
 def _lengths(figure: Any, report: Report) -> None:
+    """Draw how many documents have each length, and how many tokens they have together."""
     bins = report["lengths"]["bins"]
     names = [f"{length_bin['first']:,}" for length_bin in bins]
     series = (("documents", "documents", COLOURS[0]), ("tokens", "tokens in them", COLOURS[1]))
@@ -124,6 +125,7 @@ def _lengths(figure: Any, report: Report) -> None:
 
 
 def _packing(figure: Any, report: Report) -> None:
+    """Draw the padding and the mean number of segments of each packing algorithm."""
     used = report["packing"]["used"]
     packings = [packing for packing in report["packing"]["algorithms"] if "error" not in packing]
     # ◂ marks the config's own algorithm
@@ -138,6 +140,7 @@ def _packing(figure: Any, report: Report) -> None:
 
 
 def _left_out(figure: Any, report: Report) -> None:
+    """Draw the share of the tokens that are left out for each reason, such as truncation."""
     entries = [entry for entry in report["left_out"] if entry["tokens"]]
     names = [entry["what"].split(", ")[0] for entry in entries]
     shares = [100 * entry["tokens"] / report["corpus"]["tokens"] for entry in entries]
@@ -147,6 +150,7 @@ def _left_out(figure: Any, report: Report) -> None:
 
 
 def _sources(figure: Any, report: Report) -> None:
+    """Draw the tokens of each source, and within them those that take loss."""
     columns = report["sources"]["columns"]
     by_size = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
     tokens, trainable, names = zip(*by_size[:_MAX_SOURCES], strict=True)
@@ -160,6 +164,7 @@ def _sources(figure: Any, report: Report) -> None:
 
 
 def _mixture(figure: Any, report: Report) -> None:
+    """Draw the share of each source in the tokens of each sampled step."""
     sources = top_sources(report["sources"]["tokens"])
     tokens = np.array(list(sources.values()))  # [sources, steps]
     shares = 100 * tokens / np.maximum(1, tokens.sum(axis=0))
@@ -173,6 +178,7 @@ def _mixture(figure: Any, report: Report) -> None:
 
 
 def _throughput(figure: Any, report: Report) -> None:
+    """Draw the speed of each measured loader."""
     rows = report["throughput"]["rows"]
     labels = [f"{row['mtok_per_s']:,.0f} ({row['of_limit']:.2f} of the limit)" for row in rows]
     axes = figure.subplots()
@@ -191,7 +197,8 @@ def draw_bars(axes: Any, names: list[str], values: Sequence[float], labels: list
 
 
 def _show_millions(axis: Any) -> None:
-    from matplotlib.ticker import EngFormatter  # 1,500,000 as 1.5 M
+    """Write large numbers on an axis with a unit: 1,500,000 as 1.5 M."""
+    from matplotlib.ticker import EngFormatter
 
     axis.set_major_formatter(EngFormatter())
 

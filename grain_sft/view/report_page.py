@@ -11,12 +11,14 @@ from grain_sft.view.text import visible_line
 
 Report = Mapping[str, Any]
 Lines = Iterable[Sequence[object]]
+"""Cells of each line of a table."""
 
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
     """Return the report as one page of HTML. Its element `data` has the report as JSON."""
     receipt_lines = [("code", report["receipt"]), *report["parts"].items()]
     receipt = _table("receipt-table", ("", ""), receipt_lines, text_columns=(0, 1))
+    # heading and HTML of each section, by the id of its element
     sections = {
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
@@ -117,7 +119,7 @@ def _left_out(report: Report) -> str:
 def _sources(report: Report) -> str:
     head = ("source", "documents", "segments", "tokens", "share", "take loss", "of its tokens")
     lines = []
-    # the columns of `summarize`: source, documents, segments, tokens, share, trainable
+    # the columns of `summarize`, in its order: source, documents, segments, tokens, share, trainable
     for *counts, tokens, share, trainable in zip(*report["sources"]["columns"].values(), strict=True):
         lines.append((*counts, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}"))
     sampled = report["sampled"]

@@ -204,9 +204,10 @@ def _arrays(row: Element) -> dict[str, Any]:
 
 
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
+    """Return the pieces of one row from its lines in a trace."""
     lines = origin.select(origin.instance >= 0).columns()
     lengths = lines["stop"] - lines["start"]
-    lines["column"] = lengths.cumsum() - lengths
+    lines["column"] = lengths.cumsum() - lengths  # pieces fill a row from column 0 on, without gaps
     pieces = []
     for values in zip(*(column.tolist() for column in lines.values()), strict=True):
         line = dict(zip(lines, values, strict=True))

@@ -89,6 +89,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
 
 
 def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator[str]:
+    """Yield the title of a run of `segment_runs`, then a line for the origin of each of its pieces."""
     segment, first, stop = run
     if not segment:
         ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))

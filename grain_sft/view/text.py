@@ -43,6 +43,7 @@ def columns(shown: str) -> int:
 
 
 def _sign(character: str) -> str:
+    """Return the sign of a character, as in `visible`, or the character itself."""
     code = ord(character)
     if character in _SIGNS:
         return _SIGNS[character]
