@@ -58,8 +58,7 @@ class Megatron(Format):
             return True
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
         if without_suffix:
-            are_prefixes = scan_in_threads(lambda path: _is_index(f"{path}{_INDEX}"), without_suffix)
-            return any(are_prefixes) or any(scan_in_threads(lambda path: self._in_folder(path, listing), without_suffix))
+            return any(scan_in_threads(lambda path: self._prefixes(path, listing), without_suffix))
         listing.list_at_once(paths)
         return all(self.owner(path, listing) for path in paths)
 
@@ -80,6 +79,8 @@ class Megatron(Format):
             # read twice.
             if not weights and spelled.setdefault(_stem(files.absolute(path)), path) != path:
                 continue
+            if not prefixes_of_path:
+                raise CorpusError(f"{path}: neither a prefix of .bin and .idx files nor a folder of them. Give a prefix.")
             if weights and len(prefixes_of_path) > 1:
                 raise CorpusError(f"{path}: {len(prefixes_of_path)} prefixes; expected one for each weight. List them.")
             prefixes += prefixes_of_path
@@ -113,14 +114,9 @@ class Megatron(Format):
         return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the prefix that `path` or its file names, or the prefixes in the folder `path`."""
+        """Return the prefix that `path` or its file names, or the prefixes in the folder `path`, if it has any."""
         stem = _stem(path)
-        if stem != path or _is_index(f"{path}{_INDEX}"):
-            return [stem]
-        prefixes = self._in_folder(path, listing)
-        if not prefixes:
-            raise CorpusError(f"{path}: neither a prefix of .bin and .idx files nor a folder of them. Give a prefix.")
-        return prefixes
+        return [stem] if stem != path or _is_index(f"{path}{_INDEX}") else self._in_folder(path, listing)
 
     def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:
         """Return the sorted prefixes in a folder or, if it has none, in its subfolder train/."""
@@ -239,6 +235,4 @@ def _stem(path: str) -> str:
 
 def _is_index(path: str) -> bool:
     """Return whether the index `path` exists. `A.npy.idx` does not count, because `A.npy` is a file of another format."""
-    if path.removesuffix(_INDEX).endswith(_NO_PREFIX):
-        return False
-    return is_visible(path)
+    return not path.removesuffix(_INDEX).endswith(_NO_PREFIX) and is_visible(path)

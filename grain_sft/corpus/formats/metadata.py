@@ -119,20 +119,17 @@ class DirectoryListing:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder; [] if it can't be listed."""
-    if files.is_remote(folder):
+    """Return the names in a folder; [] if it can't be listed. Opening a file in the folder then raises an error."""
+    try:
+        if not files.is_remote(folder):
+            return os.listdir(folder)
         if any(part.endswith(_FILES) for part in folder.split("/")):
             return []
-        try:
-            with files.remote(folder) as client:
-                return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in client.ls(folder, detail=False)]
-        except RemoteTimeoutError:
-            raise
-        except CorpusFileError:
-            return []  # opening a file in the folder raises an error that gives the reason
-    try:
-        return os.listdir(folder)
-    except (OSError, ValueError):
+        with files.remote(folder) as client:
+            return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in client.ls(folder, detail=False)]
+    except RemoteTimeoutError:
+        raise
+    except (OSError, ValueError):  # a CorpusFileError is an OSError
         return []
 
 
