@@ -11,7 +11,7 @@ from grain_sft.errors import CorpusError, PipelineError, RowIndexError
 from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.registry import entry_errors, name_of
-from grain_sft.source import Element, RowSource
+from grain_sft.source import RowSource
 from grain_sft.transforms import trait
 from grain_sft.types import Array, Bools, Ints
 
@@ -153,9 +153,8 @@ class TrainableTokens:
             lengths = pieces.length[in_block]
             if self._transforms:  # `loss` will be the mask of whole rows, with their padding
                 block_rows = rows[begin : begin + per_block]
-                width = layout.width(block_rows)
-                loss = _fitted(self._element(self._source, block_rows)["loss_mask"], width).reshape(-1).astype(np.bool_)
-                offsets = (pieces.row[in_block] - begin) * width + pieces.column[in_block]
+                loss = self._masks(self._source, block_rows)[0].reshape(-1)
+                offsets = (pieces.row[in_block] - begin) * layout.width(block_rows) + pieces.column[in_block]
             else:  # `loss` will be the masks of the pieces, one after the other
                 assert self._loss is not None
                 offsets = lengths.cumsum() - lengths
@@ -176,18 +175,19 @@ class TrainableTokens:
           rows, pieces: As in `count`.
         """
         for index in changed.tolist():
-            row = rows[index : index + 1]
-            element, width = self._element(self._pipeline.source_at(int(steps[index])), row), self._source.layout.width(row)
-            segments, trainable = (_fitted(element[key], width)[0] for key in ("segment_ids", "loss_mask"))
-            trainable = trainable.astype(np.bool_)
+            source = self._pipeline.source_at(int(steps[index]))
+            (trainable,), (segments,) = self._masks(source, rows[index : index + 1])
             # a token is trainable only if the token before it is of the same segment; segment 0 is padding or withdrawn
             trainable[0] = False
             trainable[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
             of_row = slice(*pieces.row.searchsorted((index, index + 1)).tolist())
             counts[of_row] = _count(trainable, pieces.column[of_row], pieces.length[of_row])
 
-    def _element(self, source: RowSource, rows: Ints) -> Element:
-        """Return the arrays of `rows` as they are before `ShiftTargets`."""
+    def _masks(self, source: RowSource, rows: Ints) -> tuple[Bools, Array]:
+        """Return the loss masks and the segment ids of `rows` as they are before `ShiftTargets`, [rows, L], as new arrays.
+
+        A transform may have cut off the last columns. These columns are 0.
+        """
         element = source.read(rows)
         for transform in self._transforms:
             with entry_errors(PipelineError, f"transform {name_of(type(transform))}", "Fix its code, or its options."):
@@ -195,13 +195,10 @@ class TrainableTokens:
             if not isinstance(changed, dict) or not changed.keys() >= {"loss_mask", "segment_ids"}:
                 break  # the transform makes targets of the mask, as `ShiftTargets` does
             element = changed
-        return element
-
-
-def _fitted(array: Array, width: int) -> Array:
-    """Return `array`, [rows, L], with `width` columns. A transform may have cut off the last columns; these are 0."""
-    array = array[:, :width]
-    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+        width = source.layout.width(rows)
+        arrays = (element[name][:, :width] for name in ("loss_mask", "segment_ids"))
+        loss, segments = (np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in arrays)
+        return loss.astype(np.bool_), segments
 
 
 def _count(loss: Bools, offsets: Ints, lengths: Ints) -> Ints:

@@ -67,10 +67,8 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if first is None:
         return Difference(reasons, steps, None, range(0))
     counted = range(first, min(first + count, end))
-    total_rows = differing_rows = 0
-    for _, num_differing, num_rows in compare(one, other, counted):
-        differing_rows += num_differing
-        total_rows += num_rows
+    counts = [num_rows for _, *num_rows in compare(one, other, counted)]
+    differing_rows, total_rows = map(sum, zip((0, 0), *counts, strict=True))
     return Difference(reasons, steps, first, counted, total_rows, differing_rows, _documents_of_one(one, other, counted))
 
 

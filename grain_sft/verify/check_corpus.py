@@ -1,9 +1,11 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
+import functools
 import glob
+import itertools
 import re
 from collections.abc import Mapping
-from itertools import pairwise, starmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -184,14 +186,12 @@ def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -
     """Check the ids of all tokens in a full check, and of the tokens at both ends of each shard in a fast check."""
     block = content.BLOCK_TOKENS if report.full else file_stamp.DIGEST_BYTES // corpus.dtype.itemsize
     spans: list[tuple[int, int]] = []
-    for begin, end in pairwise(corpus.shard_borders.tolist()):
+    for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
         starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
         spans += [(start, min(start + block, end)) for start in starts]
     # small blocks are read at the same time, because a bucket takes 50 ms to answer a request
-    reads = (
-        starmap(corpus.read, spans) if report.full else in_threads(corpus.read, *zip(*spans, strict=True), threads=MANY_THREADS)
-    )
-    for (start, _), (tokens, _) in zip(spans, reads, strict=True):
+    read_each: Any = map if report.full else functools.partial(in_threads, threads=MANY_THREADS)
+    for (start, _), (tokens, _) in zip(spans, read_each(corpus.read, *zip(*spans, strict=True)), strict=True):
         vocabulary.check(start, tokens)
     vocabulary.report(report)
 
