@@ -96,18 +96,16 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
 
     `shifted` states whether the targets are made while rows are read, as `reader_of` decides.
     """
-    corpus = layout.corpus
-    if layout.row_format is None:
-        yield corpus.shards, corpus.dtype.itemsize
-        # a gather for each kind of loss file, as in `LossReader`
-        for kind, file_of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
-            stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
-            yield stamps, file_of_kind.encoding.dtype.itemsize
+    corpus, row_format = layout.corpus, layout.row_format
+    yield corpus.shards, (corpus.dtype if row_format is None else row_format.dtype(corpus.dtype)).itemsize
+    # if `shifted`, no loss mask is read with stored rows, because they state which targets take loss
+    if row_format is not None and shifted and not corpus.has_weights:
         return
-    yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
-    # if `shifted`, no loss mask is read, because stored rows state which targets take loss
-    if corpus.has_loss and (corpus.has_weights or not shifted):
-        yield corpus.loss_files, layout.sequence_length * (4 if corpus.has_weights else 1)
+    tokens = 1 if row_format is None else layout.sequence_length  # tokens of a value
+    # a gather for each kind of loss file, as in `LossReader`
+    for kind, file_of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
+        stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
+        yield stamps, tokens * file_of_kind.encoding.dtype.itemsize
 
 
 def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
