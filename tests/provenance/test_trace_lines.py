@@ -220,7 +220,7 @@ def test_the_parts_of_iter_trace_join_to_the_trace(layouts):
 def test_a_trace_reads_the_file_of_sources_once(tmp_path, calls_of):
     write_olmo(tmp_path / "sft", documents(20), sources=True)
     layout = PackedLayout(open_corpus(tmp_path / "sft", dtype="uint16", eos_token_id=2), LENGTH, cache_dir=tmp_path)
-    reads = calls_of(traits, "read_whole")
+    reads = calls_of(traits, "read_sources")
     assert trace(pipeline_of(layout), range(1)).record.min() > 0 and len(reads) == 1
 
 
