@@ -26,8 +26,8 @@ class Amendment:
       skip: Number of steps whose batches are left out. With `step` 10 and `skip` 3, step 10 gets the batch that step 13 had.
       withdraw: Numbers of documents, as a trace prints them. From `step` on, padding replaces the tokens of these documents.
       reweight: Weights of sources of a mixture from `step` on, by name of the source. Other sources keep their weights.
-      replace: Text for the receipt if a new stage replaces a source of the run at `step`; else "". The text names the source
-        and the changed keys of its config.
+      replace: Note for the receipt that a new stage replaces a source of the run at `step`; else "". It names the source and
+        the changed keys of its config. The stage makes the change.
 
     Raises:
       PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.

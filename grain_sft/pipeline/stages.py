@@ -64,14 +64,14 @@ class StagedPipeline(Pipeline):
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
         # `samplers` apply the weights of the amendments. Each `Pipeline` below applies the skips.
         samplers, _ = placed(self._planned_stages, self.amendments)
-        # from steps to data steps, which count the skipped steps too, and back
+        # maps steps to data steps, which count the skipped steps too, and back
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
             if sampler.num_steps is not None and first_step >= self._skips.step_of(sampler.num_steps):
                 continue  # all steps of the stage are skipped
-            # the sampler has the weights; amendments with weights alone are left out, because nothing would remain of them
+            # the sampler has the weights, and `replace` is only a text, so amendments with nothing else are left out
             changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
             own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
             pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -95,7 +95,7 @@ class StagedPipeline(Pipeline):
         return self._stages[max(0, bisect_right(self._first_steps, step) - 1)]
 
     def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element:
-        self.sampler.at(step)  # raises an error that names the steps of all stages
+        self.sampler.at(step)  # for a step outside the run, the error names the steps of all stages
         return self.at(step).read(step, slots, columns=columns)
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
@@ -107,8 +107,9 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return possible versions of this run from a time when its config had only the first `count` stages.
 
-        An audit log does not record where stage `count` then ended. So the versions give the stage no end, its present end or,
-        if it begins by `last_step`, an end after this step. With `count` 1, the first item is a pipeline without stages.
+        An audit log does not record where stage `count` then ended. So in one version it has no end, and in one its present
+        end. If it begins at `last_step` or earlier, it ends directly after `last_step` in a third version. With `count` 1, the
+        first item is a pipeline without stages.
 
         Args:
           count: Number of stages.
@@ -140,6 +141,7 @@ class StagedPipeline(Pipeline):
     def later_stages(self) -> list[str]:
         texts = []
         for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True):
+            # `sampler.sampler` is the stage's sampler, continued after the earlier stages, with steps from 0
             step = self._skips.step_of(sampler.first_step)
             # after skipped steps, the trainer's step alone does not state which batches of the stage are read
             data_step = f"data step {sampler.first_step}: " if step < sampler.first_step else ""

@@ -82,13 +82,13 @@ class CurriculumSampler(EpochSampler):
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
         # The other batch sizes are multiples of `global_batch_size`. So it is enough that the hosts divide this size.
         super().__init__(BatchSizes(global_batch_size), host)
-        # the audit log records the name and the epoch seeds of order "olmo"; `_order` and `_bucket_orders` compute the order
+        # Only the audit log uses this order's name and epoch seeds. `_batch_order` and `_bucket_orders` compute the rows.
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.row_lengths = tuple(length for length, _ in self.buckets)
         self._rows_before_bucket = np.cumsum(rows) - rows
         rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
         self._counts = batch_counts(curriculum, rows, rows_per_batch, self.num_cycles, self.balanced)
-        self.batch_sizes = self._sizes = CurriculumSizes(rows, rows_per_batch, self._counts, self._order)
+        self.batch_sizes = self._sizes = CurriculumSizes(rows, rows_per_batch, self._counts, self._batch_order)
         self._bucket_orders = []
         for length, num_rows in self.buckets:
             order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))
@@ -98,7 +98,8 @@ class CurriculumSampler(EpochSampler):
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
         self._set_stream(source, epochs_of_stream, self._rows_of, batching)
 
-    def _order(self, epoch: int) -> Ints:
+    def _batch_order(self, epoch: int) -> Ints:
+        """Return the batches of an epoch in the order of the steps. Batches are numbered by bucket, the shortest rows first."""
         if not self.shuffle:
             return np.arange(int(self._counts.sum()))
         return batch_order(self.curriculum, self._counts, self.seed + epoch + 1, self.num_cycles)
@@ -112,7 +113,7 @@ class CurriculumSampler(EpochSampler):
         if self.epochs is not None and epoch >= self.epochs:
             raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
         steps_read = self._sizes.step_of(epoch * self._sizes.num_rows + index)
-        return MappedSampler(self, [(0, steps_read)] if steps_read else [])
+        return MappedSampler(self, [(0, steps_read)] if steps_read else [])  # skips `steps_read` steps at step 0
 
     def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
         shuffled = self._bucket_orders[bucket](epoch, indices) if self.shuffle else indices
@@ -120,7 +121,10 @@ class CurriculumSampler(EpochSampler):
         return rows
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of an epoch's order. The order ends with the rows that no step reads."""
+        """Return the rows at `indices` of an epoch's order. The order ends with the rows that no step reads.
+
+        A part of the order is one batch, or the rows of one bucket that no batch has.
+        """
         parts = self._sizes.epoch(epoch)
         part = parts.begins.searchsorted(indices, side="right") - 1
         bucket_indices = parts.first_row[part] + indices - parts.begins[part]

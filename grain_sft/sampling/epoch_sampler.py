@@ -19,8 +19,8 @@ class EpochSampler(StreamSampler):
     """Base of the samplers that read one stream of rows.
 
     Each epoch's order is divided into blocks: one block, or with `host_blocks` a block for each host. All blocks are cut into
-    steps in the same way, so `RunningEpochs` computes indices in a block. Of 1,000 rows, host 1 of 4 reads the block of indices
-    250 to 499, and index 3 of its block is index 253 of the order.
+    steps in the same way, so one `RunningEpochs` serves all of them. Its indices count from the begin of a block. Of 1,000
+    rows, host 1 of 4 reads the block of indices 250 to 499, and index 3 of its block is index 253 of the order.
     """
 
     def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
@@ -54,7 +54,10 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None if the run never ends. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
+        """Number of steps; None if the run never ends.
+
+        With `runs_on`, a step may have rows of two epochs, so it may differ from `epochs * steps_per_epoch`.
+        """
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:

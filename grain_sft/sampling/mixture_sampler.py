@@ -26,7 +26,7 @@ MixtureLastBatch = Literal["drop", "fill"]
 class NoRowLeftError(SamplerError):
     """A step needs a row of a source that has none left.
 
-    `args` are the step and the rest of the message. So `MappedSampler` can replace the step.
+    `args` are the step and the rest of the message, so that `MappedSampler`, which renumbers steps, can state its own number.
     """
 
     def __str__(self) -> str:
@@ -83,6 +83,7 @@ class MixtureSampler(StreamSampler):
         `path` leads from the sampler's mixture to this mixture. The names of the streams begin with `prefix`, such as "code/"
         for the sources of a mixture "code".
         """
+        # a schedule of weights states steps, and the proportions need rows of `mixture`
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
         if proportions.failure is not None:
@@ -142,7 +143,8 @@ class MixtureSampler(StreamSampler):
         last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
         spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
-        # Sources that never finish the epoch do not count. If none does, the result is the number of steps of the run, or 1.
+        # Sources that never finish the epoch do not count. If no source counts, the result is the number of steps of the run,
+        # or 1 if the run has no end.
         return max(ends, default=self.num_steps or 1)
 
     def _checked_step(self, step: int) -> int:
@@ -180,8 +182,8 @@ class MixtureSampler(StreamSampler):
 
         `rows` are row numbers in `mixture`. `indices` are the numbers of the same rows in the sampler's mixture.
         """
-        if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
-            self._fail((mixture, mixture.failure[1]), int(lacking.min()))
+        if mixture.failure is not None and (missing := indices[rows >= mixture.failure[0]]).size:
+            self._fail((mixture, mixture.failure[1]), int(missing.min()))
         sources, rows_of_sources = mixture.choose(rows)
         streams = np.empty_like(sources)
         for source, child in enumerate(self._children[mixture]):
@@ -194,9 +196,9 @@ class MixtureSampler(StreamSampler):
         return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
-        """Raise a `NoRowLeftError`: row `index` of `self.mixture` needs a row that a source lacks.
+        """Raise a `NoRowLeftError`: at row `index` of `self.mixture`, the run draws from a source that has no row left.
 
-        `lacking` is the source, as an entry of a `Path`.
+        `lacking` is this source, as an entry of a `Path`.
         """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         sources = f"source {names[0]} has" if len(names) == 1 else f"sources {' and '.join(names)} have"
@@ -211,7 +213,7 @@ class MixtureSampler(StreamSampler):
 
     def _span(self, number: int, epoch: int) -> EpochSpan | None:
         source, path = self.streams[number].source, self._paths[number]
-        # begin and end of the epoch, in rows of the stream from the first row that the run reads
+        # Begin and end of the epoch, as row numbers of the stream. Row 0 is the first row that the run reads.
         epoch_begin = epoch * source.num_instances - source.rows_before
         begin, end = max(0, epoch_begin), epoch_begin + source.num_instances
         if end <= 0:
@@ -224,13 +226,13 @@ class MixtureSampler(StreamSampler):
         num_rows = end - begin
         if 0 <= last < run_end:
             last_step = self.batch_sizes.step_of(last)
-        elif self.num_steps is None:
+        elif self.num_steps is None:  # the run never draws the last row of the epoch, although it has no end
             last_step = sys.maxsize
             num_rows = count_drawn(path, MOST_ROWS) - begin
         else:  # the run ends inside the epoch
             last_step = self.num_steps - 1
             num_rows = count_drawn(path, self.batch_sizes.before(self.num_steps)) - begin
-        return EpochSpan(self.batch_sizes.step_of(first), last_step, num_rows, begin - epoch_begin)
+        return EpochSpan(self.batch_sizes.step_of(first), last_step, num_rows, start=begin - epoch_begin)
 
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         source = self.streams[number].source

@@ -37,15 +37,15 @@ class StreamSampler(Sampler):
         # The first computed step, and the rows of all computed steps [steps, rows]. They are one attribute,
         # because several threads replace them.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
-        self._last_step = -1  # last step whose rows `rows` computed
+        self._last_step = -1  # last step that the method `rows` has computed
         self._indices = functools.lru_cache(maxsize=8)(self._indices_of)  # by batch size
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of the sequence, int64 [n]. The indices count from the first row of `step`.
 
-        An index past the end of a mixture has the row `FILL_ROW`. If `runs_on` is False, an index past the end of the epoch of
-        `step` has this row, too.
+        An index past the end of a mixture has the row `FILL_ROW`. If steps don't run on into the next epoch (`runs_on` is
+        False), an index past the end of the epoch of `step` has this row, too.
         """
 
     @abc.abstractmethod

@@ -66,6 +66,7 @@ class ShardCache:
                 self._read_bucket(awaited.values(), out)
                 return
             block = next(iter(awaited))
+            # a function and its arguments: it is called only if the watchdog asks what this thread does
             activity.doing[get_ident()] = _describe_wait, block, block.path(self._folder) + PART
             time.sleep(_POLL)
             missing = awaited
@@ -73,7 +74,7 @@ class ShardCache:
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
         """Cut `pieces` where blocks of their files end, and return the parts of each block."""
         pieces_of: dict[Block, list[RemotePiece]] = {}
-        for file, offset, place, size in pieces:
+        for file, offset, place, size in pieces:  # `place` is an index into the bytes that are read
             block_bytes = self._block_bytes or max(1, file.size)
             first_block = offset // block_bytes * block_bytes
             for block_start in range(first_block, offset + size, block_bytes):
@@ -109,7 +110,7 @@ class ShardCache:
         Return the pieces of blocks that other processes are fetching, without copying them.
         """
         reserved: dict[Block, int] = {}  # blocks to keep, with the descriptors of their files
-        # pieces of blocks that other processes fetch, and of blocks that can't be kept, which are read from the bucket
+        # `awaited` are pieces of blocks that other processes fetch. `uncached` are pieces of blocks that can't be kept.
         awaited, uncached = {}, []
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():

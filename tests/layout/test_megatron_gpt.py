@@ -165,7 +165,7 @@ WRONG = {
     "no samples": (BLEND, {"num_samples": None}, "num_samples is missing: a corpus with weights needs it"),
     "blend of mmap": (BLEND, MMAP, "variant mmap has no weighted blend. Give corpus.mixture"),
     "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000001"),
-    "mask of mmap": (BLEND, MMAP | MASK, "eod_mask_loss=True: variant mmap takes no loss on EODs. Remove it"),
+    "mask of mmap": (BLEND, MMAP | MASK, "eod_mask_loss=True: variant mmap masks EODs, not their targets. Remove it"),
     "split of several": ("blend, split", NPY, "corpus.split does. Give layout.document_split"),
     "split of Megatron": (BLEND, SPLIT, "document_split='9,1': megatron does not split documents. Give corpus.split"),
     "part of no split": (BLEND, NPY | {"document_subset": "valid"}, "with document_split, such as"),

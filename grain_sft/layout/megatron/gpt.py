@@ -27,16 +27,17 @@ _BLOCK = 1 << 22  # values hashed at a time
 class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
-    If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. Except in variant "mmap", rows are numbered in Megatron's shuffled order, so a config without `sampler.order` reads
-    them by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
+    If the corpus has weights of its shards, or has several shards in variant "megatron", row i is sample i of the
+    `BlendedDataset` of the shards. Except in variant "mmap", rows are numbered in Megatron's shuffled order, so a config without
+    `sampler.order` reads them by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's
+    batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
     `num_samples` changes the order of the rows.
 
     Args:
-      corpus: Corpus whose sequences make the stream.
+      corpus: Corpus whose documents make the stream. A document consists of one or more sequences, the entries of an .idx file.
       sequence_length: Number of columns of the trainer's batch.
       variant: System whose rows these are: "megatron", or MaxText's "mmap_npy" or "mmap" (windows of all documents in
         order, without a shuffle).
@@ -127,7 +128,7 @@ class MegatronGptLayout(Layout):
         self.transforms = self._transforms(
             eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
         )
-        # whether the caller gave an option that each transform carries out; a default of the variant does not count
+        # for each transform, whether the caller asked for it with an option; a default of the variant does not count
         stated = {"mask_eod": eod_mask_loss, "reset_at_eod": reset_attention_mask or reset_position_ids or max_segments_per_row}
         self.needed_transforms = [each for each in self.transforms if isinstance(each, dict) and stated[next(iter(each))]]
         self._open()
@@ -142,11 +143,12 @@ class MegatronGptLayout(Layout):
         """
         traits = self._recipe.traits
         if mask and traits.masks_targets:
-            raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
+            raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} masks EODs, not their targets. Remove it.")
         attention = traits.resets if attention is None else attention
         positions = traits.resets and attention if positions is None else positions
         segments = traits.segments_per_row if segments is None else segments
         segments = as_integer("max_segments_per_row", segments, 0, LayoutError)
+        # segments up to this length, it included, are joined with the next
         min_segment_length = self._cut.length // segments if segments and attention else 0
         transforms: list[Any] = ["shift_targets"]
         if self._cut.extra:
@@ -169,7 +171,7 @@ class MegatronGptLayout(Layout):
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
         self._arrays = arrays = {name: array.view(np.ndarray) for name, array in mapped.items()}  # np.memmap is slow
         self._blend = Blend(arrays["chosen"], arrays["taken"]) if "chosen" in arrays else None
-        self._firsts: list[int] = arrays["firsts"].tolist()
+        self._firsts: list[int] = arrays["firsts"].tolist()  # number of the first unit of each data set, as in `_parts_of`
         self._streams = [
             Stream(arrays[f"order {number}"], arrays[f"ends {number}"], arrays.get(f"shuffle {number}"))
             for number in range(len(self._firsts))
@@ -182,20 +184,20 @@ class MegatronGptLayout(Layout):
     def pieces(self, rows: Ints) -> Pieces:
         """Return the parts of documents in each of `rows`. All parts of a row are one segment."""
         if self._blend is None or not len(rows):
-            columns: Sequence[Ints] = self._segments(0, rows)
+            columns: Sequence[Ints] = self._parts_of(0, rows)
         else:
             dataset, number = self._blend.numbers_of(rows)
-            columns = join_parts(dataset, lambda part, index: self._segments(part, number[index]))
+            columns = join_parts(dataset, lambda part, index: self._parts_of(part, number[index]))
         row, column, start, length, document = columns
         pieces = pieces_of(self.corpus, row, column, start, length, np.ones(len(row), np.int64), document)
         if self._cut.drop_last:  # no row has padding
             return pieces._replace(segment=None, position=None)
         return pieces._replace(position=pieces.column)  # positions count through all documents of the row
 
-    def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
+    def _parts_of(self, dataset: int, samples: Ints) -> Sequence[Ints]:
         """Return the pieces of `samples` of a data set, as the columns row, column, start, length and document.
 
-        `start` is a token offset in the corpus. A unit is a document, or a sequence in variants that shuffle sequences.
+        `start` is a token offset in the corpus. A unit is what the variant shuffles: a document, or a sequence.
         """
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:

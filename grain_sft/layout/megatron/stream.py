@@ -98,6 +98,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index, int64 [samples + 1, 2]: a pair (entry, token) for the start of each sample.
 
+    Indices that megatron-core made are compared with it. Rows are read without it.
+
     The token counts from the start of the entry. The last pair is the end of the last sample. If a sample begins where an entry
     ends, the pair depends on `cut.extra`. With 1, it is token 0 of the next entry. With 0, it is the end of the earlier entry,
     such as token 10 of an entry of 10 tokens.
