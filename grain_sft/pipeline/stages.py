@@ -139,6 +139,7 @@ class StagedPipeline(Pipeline):
 
     @property
     def later_stages(self) -> list[str]:
+        """The first step and the `data_key` of each stage after the first, as texts."""
         texts = []
         for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True):
             # `sampler.sampler` is the stage's sampler, continued after the earlier stages, with steps from 0

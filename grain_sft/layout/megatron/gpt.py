@@ -28,9 +28,9 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights of its shards, or has several shards in variant "megatron", row i is sample i of the
-    `BlendedDataset` of the shards. Except in variant "mmap", rows are numbered in Megatron's shuffled order, so a config without
-    `sampler.order` reads them by ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's
-    batch.
+    `BlendedDataset` of the shards. Except in variant "mmap", rows are numbered in Megatron's shuffled order, so a config
+    without `sampler.order` reads them by ascending number. A row is one segment, which `reset_attention_mask` divides in the
+    trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
