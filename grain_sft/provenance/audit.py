@@ -143,7 +143,7 @@ class AuditLog(Observer):
             events, since, entries = self._entries(pipeline, step, sizes)
             entry_step = next((event.step for event in events.following(step + 1)), pipeline.end_step)
             for (path, fd), end, size in zip(opened, self._ends, sizes, strict=True):
-                if 0 < end < size:  # the file has grown since this log's last entry
+                if 0 < end < size:  # this log has written to the file, and the file has grown since then
                     _warn_of_other_writer(path, fd, end)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             try:

@@ -35,11 +35,13 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     for part in layout.parts.values():
         for plan in part.plans:
             assert part.packing is not None
+            # the arrays that the file of the plan has
             arrays = vars(plan) | {"counts": np.array(list(plan.counts.values()), np.int64)}
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
             if tokens := plan.counts["dropped_tokens"]:
                 found = f"leaves out {plan.counts['dropped_documents']:,} documents of {tokens:,} tokens"
                 report.note("plan", where, f"algorithm {part.packing.algorithm} {found}.")
+            # `check_plan` has set these figures to those of one plan
             sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
     report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):
@@ -145,7 +147,7 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
         element = pipeline.source.read(np.arange(begin, min(begin + block, count)))
         for transform in pipeline.transforms:
             element = transform.map(element)
-        if "chosen_ids" not in element:
+        if "chosen_ids" not in element:  # a transform has made another kind of batch
             return
         equal = (element["chosen_ids"] == element["rejected_ids"]).all(axis=1)
         found = np.append(found, begin + np.flatnonzero(equal))
@@ -176,6 +178,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     highest = max(inputs.max(initial=0), targets.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
         return f"holds the token {highest}, but the vocabulary has {vocab_size} ids."
+    # whether each token, after the first of the row, continues the segment of the token before it
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
     wrong: dict[str, Bools] = {}
     if not positions_apart:

@@ -126,7 +126,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
             rows = np.arange(begin, min(begin + step, len(layout)))
             found, expected, read = stored.read(rows), computed.read(rows), stored.read_rows(rows)
             compared = {name: (found[name], expected[name]) for name in ("segment_ids", "positions")}
-            if read is not None and read.target_segment_ids is not None:
+            if read is not None:  # None if tokens may exceed int32
                 targets = ShiftTargets().map(expected)["targets_segmentation"]
                 compared["target_segment_ids"] = read.target_segment_ids, targets
             for name, (array, expected_array) in compared.items():

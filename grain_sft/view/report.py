@@ -52,6 +52,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     source, sampler = pipeline.source, pipeline.sampler
     layout, corpus = source.layout, source.layout.corpus
     steps_of_epoch = sampler.num_instances // sampler.global_batch_size  # sampled if the run is endless
+    # number of steps that may be sampled
     total = max(1, min(steps_of_epoch, sampler.failing_step - sampler.first_step))
     if sampler.num_steps is not None:
         total = sampler.num_steps - sampler.first_step

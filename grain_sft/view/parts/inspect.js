@@ -1,18 +1,20 @@
 "use strict";
 (() => {
   const CHUNK = 400; // tokens that are laid out together, up to the end of a line
-  const LONGEST_CHUNK = 1200;
-  const HUES = 6;
+  const LONGEST_CHUNK = 1200; // tokens of a chunk if no line ends before
+  const HUES = 6; // colours of segments: the classes s0 to s5 of inspect.css
   const find = (id) => document.getElementById(id);
   const area = find("tokens");
   const data = JSON.parse(find("data").textContent);
   const shown = new Map(data.pieces.ids.map((id, at) => [id, data.pieces.shown[at]]));
   const special = new Set(data.pieces.special);
   const number = (value) => value.toLocaleString("en");
+  // indices in `data.steps` and in the rows of that step; number of the only segment to show, or null for all
   const state = { step: data.at, row: 0, segment: null };
 
   const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 
+  // the chosen row, whose arrays are decoded on first use
   const row = () => {
     const found = data.steps[state.step].rows[state.row];
     if (found.tokens) return found;
@@ -28,6 +30,7 @@
     return found;
   };
   const takesLoss = (view, at) => ((view.bits[at >> 3] >> (at & 7)) & 1) === 1;
+  // text of a token id; in a row, `pieces` are parts of token files instead
   const piece = (id) => shown.get(id) ?? `⟨${id}⟩`;
   const element = (name, text, className) => {
     const made = document.createElement(name);
@@ -44,6 +47,7 @@
     return made;
   };
 
+  // elements with the tokens from `first` to `stop` - 1; the browser lays out only the chunks in view
   const chunks = function* (view, first, stop) {
     let chunk = element("div", undefined, "chunk"), count = 0;
     for (let at = first; at < stop; at++) {
@@ -63,6 +67,7 @@
 
   const title = (view, name) => view.names.length ? `${name}, ${view.names[name - 1]}` : `${name}`;
 
+  // element for a run of tokens. `name` is the number of the run's segment; 0 is padding
   const segment = (view, [name, first, stop]) => {
     const made = element("section", undefined, name ? `s${(name - 1) % HUES}` : "padding");
     if (!name) {
@@ -126,9 +131,11 @@
     document.documentElement.dataset.shown = `${step.step}/${view.row}/${state.segment ?? "all"}`;
   };
 
+  // [name, text, class of the width] for each fact about token `at` of the row
   const facts = (at) => {
     const view = row(), id = view.tokens[at];
     const run = view.segments.find(([, first, stop]) => first <= at && at < stop);
+    // `positions` lists [token, position] only where a position is not 1 more than the one before
     const [place, position] = view.positions.findLast(([first]) => first <= at);
     const from = view.pieces.find((each) => each.segment === run[0] && at < each.column + each.stop - each.start);
     const loss = takesLoss(view, at);
@@ -170,6 +177,7 @@
     render();
     if (hadFocus) focus(area.querySelector(".t"));
   };
+  // the next token (`by` 1) or the token before (-1), also in another chunk or segment
   const neighbour = (from, by) => {
     let to = from;
     do {
@@ -197,7 +205,7 @@
   };
   const moveSegment = (by) => {
     const names = [...new Set(row().segments.map(([name]) => name))].filter((name) => name);
-    const at = names.indexOf(state.segment) + by;
+    const at = names.indexOf(state.segment) + by; // -1 is all segments, between the last segment and the first
     change({ segment: at < -1 ? names[names.length - 1] : names[at] ?? null });
   };
 
