@@ -14,7 +14,7 @@ TOLERATED_SHARE = 0.02  # share of the step
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another counts as equal to it
 RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives none
-_LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
+_LEAST_PREFETCH, _MOST_PREFETCH = 4, 64  # bounds of a recommended `prefetch`
 _WIDTH = 102  # columns
 
 Row = Mapping[str, Any]

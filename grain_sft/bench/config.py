@@ -23,8 +23,8 @@ from grain_sft.pipeline import PREFETCH, Pipeline, batch_of_arrays
 from grain_sft.source import RowSource
 from grain_sft.storage import files
 
-SECONDS = 20.0
-STEPS_MS = (10.0, 50.0)
+SECONDS = 20.0  # default time of all measurements together
+STEPS_MS = (10.0, 50.0)  # default lengths of training steps
 _MOST_THREADS = 16  # maximum number of threads to try; Grain reads with 16 threads by default
 _MOST_WORKERS = 8  # maximum number of worker processes to try; each takes seconds to start
 _REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket
@@ -153,7 +153,7 @@ class _Run:
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
         self._begin = time.perf_counter()
-        self.pipeline, self.steps = first_steps_forever(pipeline)
+        self.pipeline, self.steps = first_steps_forever(pipeline)  # `steps` is the number of steps that repeat
         self.next_step = 0  # first step that no measurement has read
 
     def elapsed(self) -> float:

@@ -26,7 +26,7 @@ DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 """Defaults of these options that differ from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
-# the usual places of a tokenizer: the file that this environment variable names, then these paths
+# the usual places of a tokenizer: the path in the environment variable `TOKENIZER_VARIABLE`, then these paths
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
 """Vocabulary sizes to try for a new tokenizer. A small text has too few pieces for the larger sizes."""

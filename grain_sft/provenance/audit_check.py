@@ -105,7 +105,7 @@ def _versions(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> It
     num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
     # the first stage has no part of its own in a receipt
     num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
-    amended = pipeline  # with all its stages, but only with the amendments of that time
+    amended = pipeline  # the run with all its stages, but only with the amendments that it had at `load`
     if num_amendments < len(pipeline.amendments):
         amended = pipeline.replace(num_amendments=num_amendments)
     has_all_stages = num_stages == 1 + len(pipeline.later_stages)

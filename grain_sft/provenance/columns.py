@@ -76,7 +76,7 @@ class Sources:
         part_of_piece = np.array([part.first_shard for part in self._parts]).searchsorted(shards, side="right") - 1
         for number, part in enumerate(self._parts):
             in_part = part_of_piece == number
-            if part.table is None:
+            if part.table is None:  # the labels of shards count as inputs, and records are unknown
                 source[in_part] = part.source_of_shard[shards[in_part] - part.first_shard] + part.first_name
                 continue
             source[in_part] = -1

@@ -164,7 +164,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
         own = range(max(steps.start, stage.first_step), min(steps.stop, _end_of_batches(stage)))
-        if not own:
+        if not own:  # the stage has none of `steps`
             continue
         for lines in iter_trace(stage, own, trainable=False):
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)

@@ -213,7 +213,7 @@ class LineChecker:
         stated = fields.get("stage"), fields.get("source")
         for number, (stage, _, stream) in enumerate(self._position.events.streams):
             if stated != (None if stage is None else str(stage), as_text(stream.name) if stream.name else None):
-                continue
+                continue  # the line is about another stream
             # No run reads 2^52 rows. A changed line may state an epoch whose rows `span` can't count.
             span = stream.span(epoch) if 0 <= epoch * stream.source.num_instances < 1 << 52 else None
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events

@@ -182,7 +182,7 @@ class DemandModel:
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):
-            if ask.gather.options.cache is None:
+            if ask.gather.options.cache is None:  # its ranges are requested from the bucket
                 continue
             counts[number] = np.zeros((2, *demand.seconds.shape), np.int64)
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]

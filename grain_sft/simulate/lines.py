@@ -102,6 +102,7 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an answer, with the keys `asked`, `enough` and `answer`, for each resource and for the waits of the trainer."""
     conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = conditions["step_ms"] / 1e3
+    # mean bytes per step of the host that receives the most
     received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])
     longest = f"the longest wait is {waits['longest_s']:.2f} s"
     wait = f"Steps of {conditions['step_ms']:g} ms wait {waits['share']:.2%} of the time; {longest}."
@@ -109,7 +110,7 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
         _answer("bucket, requests", steady["requests"] / step_s, "requests/s", "bucket_requests", conditions),
         _answer("bucket, bytes", steady["received"] / step_s / 1e6, "MB/s", "bucket_mb", conditions),
         _answer("network of a host", received / step_s / 1e6, "MB/s", "host_mb", conditions),
-        {"asked": "waits", "enough": waits["share"] <= 0.01, "answer": wait},
+        {"asked": "waits", "enough": waits["share"] <= 0.01, "answer": wait},  # waits of 1 % of the time are accepted
     ]
 
 

@@ -98,7 +98,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Report the first invalid value of each loss file, such as a 2 in a mask."""
     for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # no shard begins at the last
-        if shard.loss is None:
+        if shard.loss is None:  # the shard has no loss file
             continue
         path, encoding = shard.loss.path, shard.loss.encoding
         with report.errors("loss", path):

@@ -13,7 +13,7 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""For the name of each picture, a function that returns whether a report has its numbers, and one that draws it on a figure."""
+"""By name of the picture: function that returns whether a report has the picture's numbers, and function that draws them."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the lines, bars or areas of a picture, in order."""

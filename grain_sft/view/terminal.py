@@ -130,8 +130,8 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines, each a position and tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # columns of `line`; if it begins with ⟦, that pair of brackets is not counted
-    most = width - (0 if colour else 2)  # without colour, 2 columns are kept for that pair
+    used = 0  # columns of `line`; brackets of a run with which the line begins are not counted
+    most = width - (0 if colour else 2)  # without colour, 2 columns are kept for these brackets
     for cell in cells:
         # a token wider than a line is cut into parts of `size` characters; a character takes at most two columns
         size = max(1, len(cell.text) if columns(cell.text) <= most else most // 2)

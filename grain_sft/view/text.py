@@ -105,6 +105,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
     """
     first, collected = 0, b""  # first token of the group so far, and the bytes of its tokens
     for index, text in enumerate(texts):
+        # a token without incomplete bytes ends the group
         if text is None or not any("\udc80" <= character <= "\udcff" for character in text):
             collected = b""
             continue

@@ -205,7 +205,7 @@
   };
   const moveSegment = (by) => {
     const names = [...new Set(row().segments.map(([name]) => name))].filter((name) => name);
-    const at = names.indexOf(state.segment) + by; // -1 is all segments, between the last segment and the first
+    const at = names.indexOf(state.segment) + by; // -1 and `names.length` mean all segments
     change({ segment: at < -1 ? names[names.length - 1] : names[at] ?? null });
   };
 
