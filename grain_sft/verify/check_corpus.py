@@ -82,7 +82,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
         if number is not None and vocab_size is not None and number >= vocab_size:
-            report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
+            report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids. Correct it.")
     if report.full:
         content.check_loss_values(report, corpus)
         if corpus.rows is not None:
@@ -226,7 +226,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     if len(shifted) * 2 > len(numbers):
-        sentence = f"{len(shifted):,} {checked} begin with EOS ({eos}). The boundaries are shifted by a token."
+        sentence = f"{len(shifted):,} {checked} begin with EOS ({eos}). The boundaries are shifted by a token. Correct them."
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 <= len(numbers) or (is_template and end == eos):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
@@ -234,7 +234,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         sentence = f"{most:,} {checked} end with the token {end}, not with EOS ({eos})"
         report.note("boundaries", path, f"{sentence}. OLMo-core splits files at EOS: it would not find these ends.")
     else:
-        reason = f"ends with {last[ends_wrong][0]}. The boundaries belong to other tokens, or eos_token_id is wrong."
+        reason = f"ends with {last[ends_wrong][0]}. Give the boundaries of these tokens, or the right eos_token_id."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
 
 

@@ -84,7 +84,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         rows = sampler.rows(step)
         outside = rows[(rows != FILL_ROW) & ((rows < 0) | (rows >= count))]
         if len(outside):
-            report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
+            report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count}. Fix the order.", f"step {step}")
             return
         # the rows of the slots in reverse order, turned back
         again = new.rows_at(step, np.arange(len(rows))[::-1])[::-1]
@@ -105,7 +105,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         repeated = unique[(times > 1) | is_read[unique]]
         is_read[unique] = True
         if len(repeated):
-            report.wrong("sampler", where, f"reads row {repeated[0]} twice in its first epoch.", f"step {step}")
+            report.wrong("sampler", where, f"reads row {repeated[0]} twice in its first epoch. Fix the order.", f"step {step}")
             return
         num_read += len(rows)
     report.figures["rows_of_first_epoch"] = num_read
@@ -132,7 +132,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             first_shapes = first_shapes or shapes
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=positions_apart)
             if not shapes_may_change and shapes != first_shapes:
-                sentence = f"its arrays are {shapes}; expected {first_shapes}, as in step {pipeline.first_step}."
+                sentence = f"its arrays are {shapes}, but {first_shapes} in step {pipeline.first_step}. Fix the transforms."
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
     report.figures["batch"] = first_shapes
@@ -170,14 +170,14 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     if any(name not in batch for name in names):
         return ""
     if wrong_types := {name: batch[name].dtype.name for name in names if batch[name].dtype.kind not in "iu"}:
-        return f"has the dtypes {wrong_types}; expected int32."
+        return f"has the dtypes {wrong_types}; expected int32. Fix the transforms."
     inputs, targets, positions, segments, target_segments = (batch[name] for name in names)
     shapes = {key: array.shape for key, array in batch.items() if key.startswith(("inputs", "targets"))}
     if len(set(shapes.values())) > 1:
-        return f"its arrays are of different shapes: {shapes}."
+        return f"its arrays are of different shapes: {shapes}. Fix the transforms."
     highest = max(inputs.max(initial=0), targets.max(initial=0))
     if vocab_size is not None and highest >= vocab_size:
-        return f"holds the token {highest}, but the vocabulary has {vocab_size} ids."
+        return f"holds the token {highest}, but the vocabulary has {vocab_size} ids. Correct the dtype or the tokenizer."
     # whether each token, after the first of the row, continues the segment of the token before it
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
     wrong: dict[str, Bools] = {}
@@ -193,7 +193,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     for sentence, mask in wrong.items():
         if mask.any():
             row, column = np.argwhere(mask)[0].tolist()
-            return f"{sentence}: row {row} of the batch, column {column}."
+            return f"{sentence}: row {row} of the batch, column {column}. Fix the layout or the transforms."
     return ""
 
 

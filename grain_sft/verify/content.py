@@ -109,7 +109,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
                 tokens = corpus.read(first + begin, first + begin + len(values))[0] if encoding.needs_tokens else values
                 wrong = np.flatnonzero(encoding.find_invalid(values, tokens))
                 if len(wrong):
-                    sentence = f"holds {values[wrong[0]]}; expected {encoding.expected}."
+                    sentence = f"holds {values[wrong[0]]}; expected {encoding.expected}. Write the file again."
                     report.wrong("loss", path, sentence, f"token {begin + wrong[0]}")
                     break
 
@@ -134,7 +134,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 if len(wrong):
                     row = begin + int(wrong[0])
                     path = corpus.shards[int(corpus.shard_borders.searchsorted(row * length, side="right")) - 1].path
-                    sentence = "differs from the value that documents and loss give. Later rows are not checked."
+                    sentence = "differs from what documents and loss give. Write the rows again. Later rows are not checked."
                     report.wrong("rows", path, f"{name} {sentence}", f"row {row}")
                     return
         report.figures["rows"] = len(layout)
