@@ -13,7 +13,7 @@ from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.documents import SOURCE_BYTES, Documents
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError
-from grain_sft.storage import FEW_THREADS, MANY_THREADS, ShardReader, files, hashing, in_threads, read_whole
+from grain_sft.storage import MANY_THREADS, ShardReader, hashing, in_threads, read_whole
 from grain_sft.types import Ints
 
 Entries = tuple[Ints, Ints]
@@ -55,10 +55,8 @@ def _read_entries(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[lis
         data = read_whole(file)
         return file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
 
-    stamps = boundary_files(corpus)
-    are_remote = any(files.is_remote(file.path) for file in stamps)
-    # with 2 processors, `FEW_THREADS` threads read local files in 0.7 times the time of a single thread
-    results = list(in_threads(read, corpus.shards, stamps, threads=MANY_THREADS if are_remote else FEW_THREADS))
+    # on 2 processors, as fast as 2 threads with local files, and 1.4 times as fast as one thread
+    results = list(in_threads(read, corpus.shards, boundary_files(corpus), threads=MANY_THREADS))
     first_token = 0
     for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
         start += first_token

@@ -28,9 +28,7 @@ def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None
     check_choice("format", format, ("grain_sft", "maxtext"), CorpusError)
     files.check_inputs_stay(path, (file.path for file in corpus.files()))
     data = _own_json(corpus, path) if format == "grain_sft" else _maxtext_json(corpus, sequence_length, tokenizer)
-    with files.atomic_write(path) as file:
-        json.dump(data, file, indent=2)
-        file.write("\n")
+    files.write_bytes(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
 def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
