@@ -8,7 +8,6 @@ from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
 from grain_sft.cli.arguments import Parser, at_least, check_output, host_of, open_stage, positive, values_of, write_figures
-from grain_sft.errors import StorageError
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 from grain_sft.storage import files
@@ -93,8 +92,6 @@ def _measure_made_up(options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     if options.dir is not None:
         options.dir = files.normalize(options.dir)
-        if files.is_remote(options.dir):
-            raise StorageError(f"--dir {options.dir}: expected a local folder. The corpora are local files: give a local path.")
         files.check_writable(options.dir, folder=True)
         os.makedirs(options.dir, exist_ok=True)
     for name in options.only or BENCHMARKS:
