@@ -103,7 +103,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
             # an index of fewer samples has another digest
             is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part
             if is_whole and row["digest"] != ours["digest"]:
-                raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
+                raise PipelineError(f"{name} makes another index ({title}) than grain_sft. Report this, with both versions.")
             row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9
             figures[f"{title}, {name}"] = row
     columns = {"s": "{seconds:.2f}", "CPU s": "{cpu:.2f}", "ns a sample": "{ns:.1f}", "samples": "{samples:,}"}

@@ -96,7 +96,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
     for name, program, argument in programs:
         figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(folder / name))
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
-        raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, we pack {figures[PACKED]['rows']}.")
+        raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, ours {figures[PACKED]['rows']}. Report this.")
     columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
     yield Table("plans", "plans, on one core", columns, figures)
 

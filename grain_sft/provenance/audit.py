@@ -26,7 +26,7 @@ CUT = b" | half written"
 """Text that the next writer appends to a line that a killed process left unfinished."""
 
 _CHANNEL = "TRAINING | INFO"
-# strings that stand without quotes in a line of text; quotes keep other strings apart from numbers, true, false and null
+# strings that need no quotes in a line of text; quotes distinguish all others from numbers, true, false and null
 _UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
 # name and value of a field; a value is a JSON string, or has no space, no quotation mark and no |
 _FIELD = re.compile(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"|]+)')

@@ -67,7 +67,8 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if first is None:
         return Difference(reasons, steps, None, range(0))
     counted = range(first, min(first + count, end))
-    counts = [num_rows for _, *num_rows in compare(one, other, counted)]
+    # numbers of differing rows and of all rows of each step; (0, 0) is their sum if `count` is 0
+    counts = [rows_of_step for _, *rows_of_step in compare(one, other, counted)]
     differing_rows, total_rows = map(sum, zip((0, 0), *counts, strict=True))
     return Difference(reasons, steps, first, counted, total_rows, differing_rows, _documents_of_one(one, other, counted))
 

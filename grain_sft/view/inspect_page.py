@@ -74,7 +74,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     """Return a row as JSON values for inspect.js. Arrays are base64 of their little-endian bytes."""
     lowest, highest = view.tokens.min(initial=0), view.tokens.max(initial=0)
     if highest > np.iinfo(np.int32).max:
-        raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
+        raise RowIndexError(f"step {view.step}, row {view.row}: token id {highest} exceeds int32. Check the corpus's dtype.")
     # token ids take 2 bytes if they fit, else 4
     dtype = "<u2" if lowest >= 0 and highest < 1 << 16 else "<i4"
     runs = segment_runs(view)
