@@ -109,6 +109,7 @@ def _write(path: Path, text: str, count: int, *, chats: bool) -> None:
 
     def cut(median: int, spread: float) -> str:
         start, length = draw.randrange(len(text)), int(median * draw.lognormvariate(0, spread))
+        # `prepare` refuses texts that spell a special token, such as <|endoftext|>
         return text[start : start + length].replace("<|", "< |") or "end"
 
     record: dict[str, Any]

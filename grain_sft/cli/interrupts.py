@@ -112,6 +112,7 @@ def _kill_children() -> None:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
+            # after the name of the program, which is in parentheses: its state, and the id of its parent
             fields = _read_proc(name, "stat").rpartition(b")")[2].split()
             parents[int(name)] = int(fields[1]) if len(fields) > 1 else 0
     for pid in parents:

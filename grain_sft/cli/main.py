@@ -150,7 +150,7 @@ def _grain_without_jax() -> Iterator[None]:
     gc.disable()
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Grain warns that it can't profile
-    sys.modules["jax"] = None  # type: ignore[assignment]
+    sys.modules["jax"] = None  # type: ignore[assignment]  # `import jax` raises an ImportError
     try:
         yield
         importlib.import_module("grain")

@@ -145,7 +145,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> N
 
 def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     """Print the sizes of a corpus, and the numbers of documents that were cut, dropped and rejected."""
-    if manifest.get("already"):
+    if manifest.get("already"):  # an earlier run has written the same corpus
         print(f"{output} is complete: nothing to do.")
     for split, counts in manifest["splits"].items():
         counts = {**counts, "share": counts["trainable_tokens"] / max(1, counts["tokens"])}

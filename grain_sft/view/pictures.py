@@ -71,6 +71,7 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 
 def _element(name: str, svg: str) -> str:
     """Return a picture as an HTML element."""
+    # without the XML declaration, which comes before the element
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # the page decides the size
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)

@@ -179,6 +179,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     costs = []
     for step in steps:
         rows = pipeline.sampler.slots(range(step, step + 1)).row
+        # a row that only fills a batch costs nothing; the layout is asked for row 0 in its place
         costs.append(np.where(rows == FILL_ROW, 0, layout.row_costs(np.maximum(rows, 0))))
     entries = []
     for count in ROWS_A_DEVICE:
