@@ -177,6 +177,7 @@ class _Run:
         plan = self._plan
         end = plan.seconds * (1 - _LAST)
         remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
+        # two threads are tried on one core too: one may wait for a file while the other works
         most = _MOST_THREADS if remote else min(_MOST_THREADS, max(2, cores()))
         most_workers = min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers
         threads = [Setting(count, PREFETCH, 0) for count in (0, *_doubled(most))]
