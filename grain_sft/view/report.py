@@ -51,14 +51,13 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     """
     source, sampler = pipeline.source, pipeline.sampler
     layout, corpus = source.layout, source.layout.corpus
-    steps_of_epoch = sampler.num_instances // sampler.global_batch_size  # sampled if the run is endless
-    # number of steps that may be sampled
-    total = max(1, min(steps_of_epoch, sampler.failing_step - sampler.first_step))
-    if sampler.num_steps is not None:
-        total = sampler.num_steps - sampler.first_step
+    first, end = sampler.first_step, sampler.num_steps
+    # of a run that never ends, as many steps as read each row once
+    num_steps = sampler.num_instances // sampler.global_batch_size if end is None else end - first
+    total = max(1, min(num_steps, sampler.failing_step - first))  # number of steps that may be sampled
     count = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
     evenly_spaced = np.unique(np.linspace(0, total - 1, count).astype(np.int64))
-    sampled_steps: list[int] = (sampler.first_step + evenly_spaced).tolist()
+    sampled_steps: list[int] = (first + evenly_spaced).tolist()
     return {
         "name": name,
         "version": __version__,
@@ -68,7 +67,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
             "rows": len(source),
             "sequence_length": layout.sequence_length,
             "rows_of_lengths": dict(zip(layout.row_lengths, layout.row_counts, strict=True)),
-            "steps": None if sampler.num_steps is None else total,
+            "steps": None if end is None else num_steps,
             "global_batch_size": sampler.global_batch_size,
             "steps_per_epoch": sampler.steps_per_epoch,
             "epochs": sampler.epochs,
@@ -77,7 +76,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
         "packing": packing(pipeline),
         "attention": attention(pipeline, sampled_steps),
         "left_out": left_out(pipeline),
-        "sampled": {"steps": len(sampled_steps), "of": total, "ends": sampler.num_steps is not None},
+        "sampled": {"steps": len(sampled_steps), "of": total, "ends": end is not None},
         "sources": _sources(pipeline, sampled_steps),
         "filter": rejected_rows(pipeline, sampled_steps, texts),
         "throughput": None,

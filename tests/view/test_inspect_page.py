@@ -199,6 +199,8 @@ def test_a_run_ends_before_the_step_for_which_a_source_has_no_row_left(mixture):
     failing = load({"inherits": str(mixture), "corpus": fails, "amendments": [{"skip": {"from": 0, "steps": 2}}]})
     end = failing.sampler.failing_step
     assert make_report(failing, TokenTexts(None))["sampled"]["of"] == end
+    staged = {"inherits": str(mixture), "corpus": fails, "sampler": {"schedule": None}, "stages": [{"steps": 9999}, {}]}
+    assert make_report(stage := load(staged).stages[0], TokenTexts(None))["sampled"]["of"] == stage.sampler.failing_step
     assert f'"step":{end - 1},' in inspect_page(failing, end - 1, TokenTexts(None))
     assert difference(failing, failing).compared == range(end)
     assert simulate(failing, 1, range(end))["restart"] is None
