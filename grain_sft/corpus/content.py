@@ -90,8 +90,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
         file = shard.boundaries
         if file is not None:
-            sequences = file.sequences or ()
-            facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *sequences])
+            facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *(file.sequences or ())])
     # The last token of a shard and the size of `sources_file` may decide whether a document continues in the next shard. The
     # shard's digest covers its last token.
     sources_size = None if corpus.sources_file is None else corpus.sources_file.size

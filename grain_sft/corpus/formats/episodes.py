@@ -92,8 +92,7 @@ class Episodes(Format):
             eos = next((token_id for token_id in eos_ids if token_id is not None), metadata.eos_token_id)
             metadata = dataclasses.replace(metadata, eos_token_id=eos)
         paths = tuple(files.join(folder, _TOKENS) for folder in _shards(home, listing) or [home])
-        sources = listing.find(home, "sources.bin")
-        return Split(paths, metadata, dtype, dtypes=("uint16", "uint32"), sources=sources)
+        return Split(paths, metadata, dtype, dtypes=("uint16", "uint32"), sources=listing.find(home, "sources.bin"))
 
 
 def _shards(folder: str, listing: DirectoryListing) -> list[str]:

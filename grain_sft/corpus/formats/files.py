@@ -295,5 +295,4 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
 
     eos = None if options.eos_token_id is not None else common("eos_token_id")
     metadata = CorpusMetadata(eos, common("pad_token_id"), if_equal("tokenizer"), common("tokenizer_sha256"))
-    dtype = options.dtype or common("dtype")
-    return Split(metadata=metadata, dtype=dtype, dtypes=if_equal("dtypes") or TOKEN_DTYPES)
+    return Split(metadata=metadata, dtype=options.dtype or common("dtype"), dtypes=if_equal("dtypes") or TOKEN_DTYPES)

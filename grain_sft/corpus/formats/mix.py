@@ -38,8 +38,7 @@ class Mix(Format):
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         entries = parse_mix(found, files.read_text(found))
         paths = resolve_relative(found, [options.remap(path) for path, _ in entries])
-        labels = [label for _, label in entries]
-        return corpus_of_files(list(zip(paths, labels, strict=True)), options, listing)
+        return corpus_of_files([(path, label) for path, (_, label) in zip(paths, entries, strict=True)], options, listing)
 
 
 def head_of(path: str) -> bytes | None:

@@ -99,8 +99,7 @@ class Primer(Format):
             eos = meta.object("special_token_ids").count("eot")
             metadata = metadata.filled(tokenizer_sha256=meta.get("tokenizer_sha256", str))
             metadata = metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
-        sources = listing.find(root, f"{name}_sources.bin")
-        return Split((_files_of(home)[0],), metadata, dtypes=("uint16",), sources=sources)
+        return Split((_files_of(home)[0],), metadata, dtypes=("uint16",), sources=listing.find(root, f"{name}_sources.bin"))
 
 
 def _root_and_split(home: str) -> tuple[str, str]:
