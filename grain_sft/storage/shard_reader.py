@@ -109,8 +109,23 @@ class ShardReader:
         size = sum(map(len, rows[0])) if rows else 0
         if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
             return False
-        numbers = [0] * len(rows) if shards is None else shards.tolist()
-        self._read_and_check((numbers, starts.tolist(), rows, size * len(rows)))
+        if shards is not None:
+            self._read_and_check((shards.tolist(), starts.tolist(), rows, size * len(rows)))
+            return True
+        # `_read_and_check`, inlined for one file: stored rows take 2 % less time (`bench --only packed`)
+        numbers, firsts, num_bytes = [0] * len(rows), starts.tolist(), size * len(rows)
+        file, itemsize = self._open[0], self._itemsize
+        activity.doing[get_ident()] = _describe_read, self._shards, itemsize, numbers, firsts
+        data_offset = file.data_offset
+        offsets = [data_offset + start * itemsize for start in firsts]
+        try:
+            num_read = sum(map(os.preadv, itertools.repeat(file.fd), rows, offsets))
+        except OSError:
+            num_read = -1
+        if num_read != num_bytes:
+            self._read((numbers, firsts, rows, num_bytes))
+        file.check_unchanged()
+        activity.count("local_bytes", num_bytes)
         return True
 
     def _read_and_check(self, pieces: Pieces) -> None:
