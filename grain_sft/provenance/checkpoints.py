@@ -56,7 +56,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
-      `steps_into_epoch` and `rows_into_epoch`. A run with stages has none of these columns.
+      `steps_into_epoch` and `rows_into_epoch`. A run with skipped steps lacks `steps_into_epoch`. A run with stages has none of
+      these columns.
 
         step: Number of steps done.
         epoch: Epoch of the next step's first row, from 0.
@@ -75,7 +76,9 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     table: dict[str, Ints] = {"step": steps}
     if sampler.steps_per_epoch is None:
         for stream in sampler.streams:  # the sampler of a run with stages has no streams
-            names: tuple[str, ...] = f"epoch of {stream.name}", f"rows into epoch of {stream.name}"
+            names: tuple[str, ...] = "epoch", "rows_into_epoch"
+            if stream.name:
+                names = f"epoch of {stream.name}", f"rows into epoch of {stream.name}"
             table |= zip(names, np.array([stream.begin(step) for step in steps.tolist()]).T, strict=True)
     else:
         names = "epoch", "steps_into_epoch", "rows_into_epoch"
