@@ -17,7 +17,6 @@ import grain_sft
 from grain_sft import Host, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.bench.config import report_speed
 from grain_sft.errors import PipelineError, RowIndexError, SamplerError
-from grain_sft.pipeline import Amendment
 from grain_sft.provenance import checkpoint_table, difference, step_of_checkpoint, steps_between, trace
 from grain_sft.sampling import ORDERS
 
@@ -113,7 +112,7 @@ def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):
     endless = pipeline_of(pipeline.source.layout, epochs=None)
     assert checkpoint_table(endless, 7)["step"] == [7, 10]
     assert checkpoint_table(endless, 7, epochs=2)["step"] == [7, 14, 20]
-    skipped = pipeline_of(endless.source.layout, amendments=[Amendment(1, skip=2)])
+    skipped = Pipeline(endless.source, endless.sampler, amendments=[grain_sft.pipeline.Amendment(1, skip=2)])
     assert list(checkpoint_table(skipped, 7))[:3] == ["step", "epoch", "rows_into_epoch"]
     assert steps_between(endless, "1", "10000") == range(1, 10000)
 
