@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle  # Grain depends on it
 import grain
 from absl import logging
 
@@ -14,7 +13,6 @@ from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
-from grain_sft.registry import entry_errors, name_of
 from grain_sft.source import Element, workers
 
 _THREADS, _PREFETCH = 2, 8  # numbers of threads and of batches that are made ahead, in a loader without worker processes
@@ -35,18 +33,6 @@ class StepDataset(grain.MapDataset[Element]):
         if isinstance(index, slice):
             return self.slice(index)
         return make_batch(self._pipeline, self._start + index % self._length)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, which Grain pickles with cloudpickle.
-
-        Pickle the transforms and observers alone first, because an error of Grain would not name the one that can't be pickled.
-        """
-        fix = "Leave this attribute out in `__getstate__` and make it anew in `__setstate__`, or use worker_count=0."
-        transforms = (transform for stage in self._pipeline.stages for transform in stage.transforms)
-        for part in (*transforms, *self._pipeline.observers):
-            with entry_errors(PipelineError, f"{name_of(type(part))} can't be pickled for worker processes", fix):
-                cloudpickle.dumps(part)
-        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

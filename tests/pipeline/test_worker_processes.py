@@ -14,7 +14,7 @@ import grain
 import pytest
 from batches import pipeline_of
 
-from grain_sft import GrainSftError, WindowLayout, open_corpus
+from grain_sft import WindowLayout, open_corpus
 from grain_sft.pipeline import Observer
 from grain_sft.source import workers
 from grain_sft.source.workers import InOrder
@@ -112,14 +112,6 @@ def test_a_worker_ends_if_another_could_not_be_started():
     elements.close()
     worker.join(200)
     assert worker.exitcode is not None and raised  # `raised` keeps the frames of the error alive
-
-
-def test_a_transform_that_cannot_be_sent_to_worker_processes_is_named(write_tokens):
-    locked = Slow()
-    locked.lock = threading.Lock()
-    pipeline = pipeline_of(WindowLayout(open_corpus(write_tokens("a.npy", [1] * 99)), 16), [locked])
-    with pytest.raises(GrainSftError, match=r":Slow can't be pickled for worker processes: TypeError: .* '_thread.lock'"):
-        next(pipeline.iter(worker_count=1))
 
 
 @pytest.mark.parametrize("seconds", [10, 0.3], ids=["in time", "late"])
