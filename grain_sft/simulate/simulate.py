@@ -25,7 +25,7 @@ POINTS = 200
 
 
 class _Totals:
-    """Sums, over all steps, of what hosts read: `requests`, bytes `received`, and bytes of `local` files.
+    """Sums, over all of `steps`, of what hosts read: `requests`, bytes `received`, and bytes of `local` files.
 
     Attributes:
       rows: Number of rows that the modelled hosts read.
@@ -38,7 +38,7 @@ class _Totals:
         run. `most_requests`, `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the trainer's wait.
     """
 
-    def __init__(self, layout_rows: int, model: DemandModel) -> None:
+    def __init__(self, layout_rows: int, model: DemandModel, steps: range) -> None:
         hosts = len(model.hosts)
         self.model = model
         self.waits = Waits(model.conditions, hosts)
@@ -49,8 +49,10 @@ class _Totals:
         self.first: dict[str, Ints] = {}
         names = (*self.per_host, "most_requests", "most_received", "seconds", "waited")
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
+        for demand in model.demands(steps):
+            self._add(demand)
 
-    def add(self, demand: Demand) -> None:
+    def _add(self, demand: Demand) -> None:
         """Add the demand of consecutive steps to the sums, and the trainer's wait for each step."""
         self.rows += len(demand.rows)
         if self.counts is not None:
@@ -64,11 +66,9 @@ class _Totals:
         self.per_step["most_received"] += demand.received.max(axis=1).tolist()
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         self.first = self.first or {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
-        num_steps = len(demand.seconds)
-        requests, received = (self.per_step[name][-num_steps:] for name in ("requests", "received"))
-        for seconds, *of_all_hosts in zip(demand.seconds, requests, received, strict=True):
-            bucket_seconds = self.model.conditions.bucket_seconds(*of_all_hosts)
-            self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
+        requests, received, waited = (self.per_step[name] for name in ("requests", "received", "waited"))
+        for step, seconds in enumerate(demand.seconds, len(waited)):
+            waited.append(self.waits.add(seconds, self.model.conditions.bucket_seconds(requests[step], received[step])))
 
 
 def simulate(
@@ -99,9 +99,7 @@ def simulate(
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = sampler_of(pipeline, hosts, steps)
     model = _model_of(Reads(pipeline, all_remote=as_bucket), sampler, conditions)
-    totals = _Totals(len(pipeline.source), model)
-    for demand in model.demands(steps):
-        totals.add(demand)
+    totals = _Totals(len(pipeline.source), model, steps)
     batch_size = sampler.batch_sizes.at(steps.start)
     figures = {
         "version": __version__,
@@ -254,14 +252,13 @@ def _restart(pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real
     for options, caches in restarted.caches.items():
         kept = model.caches[options][: len(caches)]
         caches[: len(kept)] = kept  # hosts that the first run did not have begin with empty caches
-    (demand,) = restarted.demands(range(step, step + 1))
-    sums = (float(counts.sum()) * restarted.scale for counts in (demand.requests, demand.received))
-    seconds = max(float(demand.seconds.max()), model.conditions.bucket_seconds(*sums))
+    totals = _Totals(len(pipeline.source), restarted, range(step, step + 1))
+    seconds = totals.per_step["waited"][0]
     return {
         "hosts": hosts,
         "step": step,
-        "requests": _spread(demand.requests[0]),
-        "received": _spread(demand.received[0]),
+        "requests": _spread(totals.first["requests"]),
+        "received": _spread(totals.first["received"]),
         "first_batch_s": seconds,
         "recover_s": None if real is None else _opening_seconds(real, hosts) + seconds,
     }
