@@ -1,6 +1,5 @@
 """The numbers of `grain-sft report`."""
 
-import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -85,11 +84,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
 def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return the result of `summarize` for all `steps`, and the tokens of each source in each step."""
-    for layout in pipeline.source.layout.parts.values():
-        if layout.follows_documents and layout.corpus.sources_file is not None:
-            # reads the file once for all traces; errors are raised later, by a trace
-            with contextlib.suppress(GrainSftError):
-                _ = layout.corpus.sources
+    # while these arrays are in use, the traces do not read the files of sources again
+    _sources_of_parts = [part.sources for part in pipeline.source.layout.parts.values()]
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(traces)
     counts = [dict(zip(each["source"], each["tokens"], strict=True)) for each in map(summarize, traces)]
@@ -148,10 +144,9 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         return {"error": "Not compared for a mixture: its sources are packed separately. Run `grain-sft pack` on each."}
     if layout.of_pairs:
         return {"error": "Preference pairs are not packed: a row holds one pair."}
-    used = None if layout.packing is None else layout.packing.algorithm
-    options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
+    options: dict[str, Any] = {"algorithm": None, "batch_rows": pipeline.sampler.global_batch_size}
     if layout.packing is not None:
-        options |= {name: getattr(layout.packing, name) for name in _PACKING_OPTIONS}
+        options |= {name: getattr(layout.packing, name) for name in ("algorithm", *_PACKING_OPTIONS)}
     try:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
@@ -159,10 +154,10 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
             # a sample of all shards, even if `corpus` is a sample already
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
-        algorithms = list(compare_algorithms(corpus, layout.sequence_length, options | {"algorithm": used}))
+        algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
     except GrainSftError as error:
         return {"error": str(error)}
-    return {"sampled": sampled, "used": used, "algorithms": algorithms}
+    return {"sampled": sampled, "used": options["algorithm"], "algorithms": algorithms}
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:

@@ -166,11 +166,6 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     return runs
 
 
-def segment_title(view: RowView, segment: int) -> str:
-    """Return the number of a segment and, if it has one, its name."""
-    return f"segment {segment}, {view.names[segment - 1]}" if view.names else f"segment {segment}"
-
-
 def describe_origin(piece: Piece) -> str:
     """Return a piece's origin, such as "document 3 of a.jsonl:7, tokens 0 to 99 of 0.npy"."""
     document = "" if piece.document is None else f"document {piece.document:,} "

@@ -14,7 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import is_terminal
-from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_title, view_rows
+from grain_sft.view.rows import RowView, describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -98,7 +98,8 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
     tokens = "empty"
     if first < stop:
         tokens = f"tokens {first:,} to {stop - 1:,}, {view.loss[first:stop].sum():,} of {stop - first:,} take loss"
-    yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
+    name = f", {view.names[segment - 1]}" if view.names else ""
+    yield _styled(f"segment {segment}{name}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
     for piece in view.pieces:
         # padding in place of withdrawn documents divides a segment into several runs
         if piece.segment == segment and piece.column < stop and first < piece.column + piece.stop - piece.start:
