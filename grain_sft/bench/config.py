@@ -231,7 +231,6 @@ class _FirstSteps:
         sampler = pipeline.sampler
         sampler.check_from(sampler.first_step)
         self._pipeline, self._count, self.host = pipeline, count, sampler.host
-        self.data_key = f"first {count} steps of {sampler.data_key}"
 
     def _repeated(self, step: int) -> int:
         return self._pipeline.first_step + step % self._count

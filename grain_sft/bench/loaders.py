@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +47,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
         "filter on, one thread": filtered.iter(threads=0).__next__,
         "filter on, default (prefetching threads)": filtered.iter().__next__,
         "filter on, as grain.DataLoader": iter(filtered.data_loader()).__next__,
-        **_maxtext(corpus, scale.sequence_length, scale.batch_size),
+        **_maxtext(folder, corpus, scale.sequence_length, scale.batch_size),
     }
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
     tokens = scale.sequence_length * scale.batch_size
@@ -77,18 +76,17 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
     return paths
 
 
-def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
-    """Return MaxText's `olmo_grain` loaders, if MaxText is installed."""
+def _maxtext(folder: Path, corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
+    """Return MaxText's `olmo_grain` loaders, if MaxText is installed. Their index is written to `folder`."""
     try:
         from maxtext.input_pipeline import olmo_data, olmo_data_grain
     except ImportError:
         command = install_command("maxtext")
         print(f"MaxText is not installed: its loader is left out. To include it, run `{command}` in Python 3.12.")
         return {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "index.json")
-        corpus.save(path, format="maxtext", sequence_length=length)
-        index = olmo_data.load_index(path)
+    path = str(folder / "index.json")
+    corpus.save(path, format="maxtext", sequence_length=length)
+    index = olmo_data.load_index(path)
     options = {"seed": SEED, "batch_size": batch, "shard_index": 0, "shard_count": 1}
     make = olmo_data_grain.make_olmo_grain_data_loader
     return {
