@@ -31,7 +31,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
     `maker` opens corpora only if a stage of the config states `tokens`, its length in tokens.
 
     The amendments stay in the config, because receipts list them. Some new stages need `reweight` amendments too
-    (`_weights_to_restate`).
+    (`_added_reweights`).
 
     Raises:
       ConfigError: A replacement changes nothing, or its source is in no stage from the replacement's step on.
@@ -54,29 +54,27 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
         entries.append(entry)
         if "replace" in entry and keys_of_stage(entry["replace"]):
             dividing_so_far.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
-            restated = _weights_to_restate(stages, dividing_so_far, amendments, [*entries, *amendments[number + 1 :]], skips)
-            entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in restated]
-    divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, dividing)]
+            entries += _added_reweights(stages, dividing_so_far, amendments, [*entries, *amendments[number + 1 :]], skips)
+    divided = [part for stage in stages for _, _, part in _divide(*stage, dividing)]
     # A config with stages can't have a schedule outside of them. Each stage has a copy of it, so it is removed here.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
-def _divide(stage: Section, begin: int, end: int, replacements: Sequence[Replacement]) -> Iterator[Section]:
+def _divide(begin: int, end: int, stage: Section, replacements: Sequence[Replacement]) -> Iterator[tuple[int, int, Section]]:
     """Yield the parts of a stage, which a replacement of one of its sources divides at the replacement's step.
 
-    The stage has the data steps `begin` to `end` - 1. The steps of `replacements` are ascending. A replacement at `begin` or
-    before changes the first part, and does not divide the stage.
+    The stage has the data steps `begin` to `end` - 1. Its parts are of the same form: (begin, end, part). The steps of
+    `replacements` are ascending. A replacement at `begin` or before changes the first part, and does not divide the stage.
     """
     for step, section in replacements:
         if step >= end or section["source"] not in dict(sources_of(stage["corpus"])):
             continue
         if step > begin:
-            yield _with_steps(stage, step - begin)
-            remaining_steps = None if end == sys.maxsize else end - step
-            stage, begin = _with_steps(_stage_after(stage, step - begin), remaining_steps), step
+            yield begin, step, _with_steps(stage, begin, step)
+            stage, begin = _with_steps(_stage_after(stage, step - begin), step, end), step
         stage = overlay(stage, {"corpus": _corpus_of_source(section["source"], keys_of_stage(section))})
-    yield stage
+    yield begin, end, stage
 
 
 def _stages_of(
@@ -93,17 +91,17 @@ def _stages_of(
         if stage.get("tokens"):
             # To count steps, the stage is made as it is at its first step. Only the layout has the number of tokens of a row:
             # in kind `pairs`, it is more than the `sequence_length` of the config.
-            [first_part] = _divide(whole, begin, sys.maxsize, [each for each in replacements if each[0] <= begin])
+            _, _, first_part = next(_divide(begin, sys.maxsize, whole, replacements))
             steps = Stage(*maker.make(first_part), tokens=stage["tokens"]).num_steps
         end = sys.maxsize if steps is None else begin + steps
         yield begin, end, {**stage, "corpus": whole["corpus"], "sampler": whole["sampler"]}
         begin = end
 
 
-def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
-    """Return a stage with another number of steps. None means that the stage has no end."""
+def _with_steps(stage: Section, begin: int, end: int) -> dict[str, Any]:
+    """Return a stage with the data steps `begin` to `end` - 1. The stage has no end if `end` is `sys.maxsize`."""
     endless = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
-    return endless if steps is None else {**endless, "steps": steps}
+    return endless if end == sys.maxsize else {**endless, "steps": end - begin}
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
@@ -115,8 +113,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
         if entry["step"] <= steps:
-            sizes = {name: entry[name] for name in SIZES if entry.get(name) is not None}
-            sampler = overlay({"sampler": sampler}, {"sampler": sizes})["sampler"]
+            sampler = overlay(sampler, {name: entry[name] for name in SIZES if entry.get(name) is not None})
     if corpus.get("mixture"):
         corpus = {**corpus, "mixture": _mixture_after(corpus["mixture"], schedule, steps)}
     return {**stage, "corpus": corpus, "sampler": {**sampler, **_schedule_after(schedule, steps)}}
@@ -160,14 +157,14 @@ def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap
     return sorted(amended, key=lambda pair: pair[0])  # stable: within one step, the config's order stays
 
 
-def _weights_to_restate(
+def _added_reweights(
     stages: Sequence[tuple[int, int, Section]],
     replacements: Sequence[Replacement],
     amendments: Sequence[Mapping[str, Section]],
     entries: Sequence[Mapping[str, Section]],
     skips: StepMap,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (step, weights) of the `reweight` amendments that are added if `replacements` divide `stages`.
+) -> Iterator[Mapping[str, Section]]:
+    """Yield the `reweight` amendments that are added if `replacements` divide `stages`.
 
     Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
     latest amendment, whatever the schedule of an earlier stage has set since. The added amendments keep the weights that the
@@ -183,10 +180,7 @@ def _weights_to_restate(
     # changes of weights by the amendments: those of the config, and those with the added amendments
     amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
     for begin, end, stage in stages:
-        parts = list(_divide(stage, begin, end, sorted(replacements, key=lambda pair: pair[0])))
-        part_begin = begin
-        for number, part in enumerate(parts, 1):
-            part_end = end if number == len(parts) else part_begin + part["steps"]
+        for part_begin, part_end, part in _divide(begin, end, stage, sorted(replacements, key=lambda pair: pair[0])):
             first_step = skips.step_of(part_begin)
             if (first := skips.data_step(first_step)) < part_end:  # otherwise, amendments skip the whole part
                 found = _weights_at(first, part_begin, part, present)
@@ -194,8 +188,7 @@ def _weights_to_restate(
                 restated = {name: weight for name, weight in expected.items() if weight != found[name]}
                 if restated:
                     present = sorted([*present, (first, restated)], key=lambda pair: pair[0])
-                    yield first_step, restated
-            part_begin = part_end
+                    yield {"reweight": {"from": first_step, "weights": restated}}
 
 
 def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[int, Section]]) -> dict[str, Any]:
