@@ -1,6 +1,5 @@
 """Sampler of a mixture of several sources of rows."""
 
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -220,18 +219,15 @@ class MixtureSampler(StreamSampler):
             return None
         # first and last row of the epoch, as indices of the mixture; -1 if the mixture never draws the row
         first, last = find_drawn(path, np.array([begin, end - 1])).tolist()
-        run_end = math.inf if self.num_steps is None else self.batch_sizes.before(self.num_steps)
+        run_end = sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps)
         if first < 0 or first >= run_end:
             return None
-        num_rows = end - begin
         if 0 <= last < run_end:
             last_step = self.batch_sizes.step_of(last)
-        elif self.num_steps is None:  # the run never draws the last row of the epoch, although it has no end
-            last_step = sys.maxsize
-            num_rows = count_drawn(path, MOST_ROWS) - begin
-        else:  # the run ends inside the epoch
-            last_step = self.num_steps - 1
-            num_rows = count_drawn(path, self.batch_sizes.before(self.num_steps)) - begin
+            num_rows = end - begin
+        else:  # the run ends inside the epoch, or it has no end and never draws the last row of the epoch
+            last_step = sys.maxsize if self.num_steps is None else self.num_steps - 1
+            num_rows = count_drawn(path, min(run_end, MOST_ROWS)) - begin
         return EpochSpan(self.batch_sizes.step_of(first), last_step, num_rows, start=begin - epoch_begin)
 
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
