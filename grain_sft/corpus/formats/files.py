@@ -157,15 +157,14 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     forms = dict.fromkeys(form for form, _ in split_at)
     for form in forms:
         with errors_of(form):
-            if not form.takes_lists:
-                form.check_parts(parts, options, listing)
-                continue
-            if len(forms) > 1:  # `read_list` opens only files of its own format
-                raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
-            corpus = form.read_list(token_files, options, listing)
-            pairs = zip(corpus.shards, parts, strict=True)
-            shards = tuple(dataclasses.replace(shard, label=part.label) for shard, part in pairs)
-            return dataclasses.replace(corpus, shards=shards)
+            if form.takes_lists:
+                if len(forms) > 1:  # `read_list` opens only files of its own format
+                    raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
+                corpus = form.read_list(token_files, options, listing)
+                pairs = zip(corpus.shards, parts, strict=True)
+                shards = tuple(dataclasses.replace(shard, label=part.label) for shard, part in pairs)
+                return dataclasses.replace(corpus, shards=shards)
+            form.check_parts(parts, options, listing)
     return scan_corpus(joined_split(token_files, splits, options), parts, options)
 
 
@@ -268,15 +267,12 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
     """Return one split of all `paths`, with the facts that all `splits` state. `splits[i]` is the split of `paths[i]`."""
-    first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
-    for path, split in zip(paths, splits, strict=True):
-        first_files.setdefault(id(split), (path, split))
-    if len(first_files) == 1:
+    if len(set(map(id, splits))) == 1:
         split = splits[0]
         if split.files != tuple(paths):  # `split.sources` lists the documents of `split.files`, not of `paths`
             split = dataclasses.replace(split, sources="")
         return split
-    facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}
+    facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in zip(paths, splits, strict=True)}
 
     def common(name: str) -> Any:
         """Return a fact that all splits state; None if a split does not. Refuse different values."""
