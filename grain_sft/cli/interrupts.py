@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 
 NATIVE = 0.4  # seconds from the signal until the second thread acts
-LEAVE = 1.0  # more seconds until the process ends, even during `atexit` functions
+LEAVE = 1.0  # seconds after `NATIVE` until the process ends, even if `atexit` functions still run
 STATUS = 130  # exit status
 
 
@@ -73,7 +73,7 @@ class Guard:
         os._exit(self._status)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """End the process, except a forked child."""
+        """End the process. In a forked child, do nothing."""
         if os.getpid() == self._pid:
             self._leave()
             time.sleep(LEAVE)  # `_leave` has returned, so the second thread is ending the process
@@ -85,7 +85,7 @@ class Guard:
             pass
         self._announce()
         time.sleep(NATIVE)
-        _thread.start_new_thread(self._leave, ())
+        _thread.start_new_thread(self._leave, ())  # a third thread, because an `atexit` function in it may hang
         time.sleep(LEAVE)
         os._exit(STATUS)
 

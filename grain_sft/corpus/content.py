@@ -91,8 +91,8 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
         file = shard.boundaries
         if file is not None:
             facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *(file.sequences or ())])
-    # The last token of a shard and the size of `sources_file` may decide whether a document continues in the next shard. The
-    # shard's digest covers its last token.
+    # Whether a document continues in the next shard may depend on the last token of the shard, which its digest covers, and on
+    # the number of documents, which the size of `sources_file` states.
     sources_size = None if corpus.sources_file is None else corpus.sources_file.size
     return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources_size, facts)
 
@@ -109,7 +109,7 @@ def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_corpus(corpus: CorpusData) -> str:
-    """Return a hash of all files of tokens, loss and boundaries."""
+    """Return a hash of all files of tokens, loss and boundaries, and of the facts that decide how they are read."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
     hashes = iter(hashes_of(hashed))  # the loop below takes the hashes in the order of `hashed`
     facts: list[Any] = []
@@ -136,5 +136,5 @@ def name_of_scan(corpus: CorpusData) -> str:
 
 
 def _hash(*facts: Any) -> str:
-    text = json.dumps(["grain_sft content", 1, *facts])
+    text = json.dumps(["grain_sft content", 1, *facts])  # 1 is the version of these hashes, not that of the cache
     return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

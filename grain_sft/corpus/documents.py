@@ -35,13 +35,15 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """First token and length of every document, in order. `start, length = documents` unpacks both.
+    """First token and length of every document, in the order of the boundary files or of the EOS tokens.
+
+    The order of boundary files need not be ascending. `start, length = documents` unpacks both.
 
     Attributes:
       start: int64 [documents], token offset of each document from the start of the first shard.
       length: int64 [documents], number of tokens of each document.
-      highest_token: Highest token id of the corpus, which the search for EOS tokens finds; None if it is unknown, as for
-        documents that boundary files list.
+      highest_token: Highest token id of the corpus. It is known only if a search for EOS tokens, which reads all tokens, found
+        the documents; else None.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token. "" for the
         documents of a mixture.
       shard_ends: int64 [shards]. Entry i is the number of documents that begin in shards 0 to i. None if EOS tokens end the

@@ -29,13 +29,14 @@ class Shard(FileStamp):
     """One token file, with the attributes of `FileStamp`.
 
     Attributes:
-      num_tokens: Number of tokens in the file, or in the range of a Megatron file that `boundaries.sequences` states.
-      label: Label of the file in a mix, a list of lines `label,path`; "" without a mix.
+      num_tokens: Number of tokens in the file. If `boundaries.sequences` states a range of a Megatron file: number of tokens in
+        this range.
+      label: Label that a mix, a file of lines `label,path`, gives the file; "" without a mix.
       loss: File that states which of these tokens take loss; None if all tokens take loss.
       boundaries: File that states where documents begin and end; None if each EOS ends a document.
-      row: For a file of rows that `grain-sft pack --materialize` wrote, a pair such as (2048, 5120): the number of tokens of a
-        row, and the distance between the starts of two rows, which is counted in tokens and includes the other arrays of the
-        row. None if tokens are contiguous.
+      row: None if tokens are contiguous. In a file that `grain-sft pack --materialize` wrote, the other arrays of a row follow
+        its tokens. There, it is a pair such as (2048, 5120): the number of tokens of a row, and the distance from one row's
+        start to the next, in units of one token.
     """
 
     num_tokens: Count
@@ -105,7 +106,7 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
         the shard of each piece, its token offset in the shard, and its first index in the flattened `tokens` (ascending).
     """
     # A negative token that was read as an unsigned integer is in the upper half of the range: -1 as uint16 is 65535.
-    # Tokens that were cast from uint32 to int32 are cast back.
+    # Tokens that were cast from uint32 to int32 are cast back. Tokens of 64 bits are checked before they are cast.
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""Line of a report on left-out documents or padding, such as ("dropped pairs", 2, 900), as a tuple: a name, a number of
-documents, and a number of tokens. None means that the line has no such number: padding is in no document."""
+"""Line of a report on left-out documents or padding: a tuple (name, number of documents, number of tokens), such as
+("dropped pairs", 2, 900). None means that the line has no such number: padding is in no document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +132,13 @@ def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
 def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
     """Join the pieces of several parts, such as the sources of a mixture, and sort them by row.
 
-    Pieces are lists of columns, which are arrays with one value for each piece. The first column of the result has the row of
+    Here, the pieces of a part are a list of arrays with one value for each piece. The first array of the result has the row of
     each piece, as an index into `part`.
 
     Args:
-      part: int64 [rows], number of the part that each row is in. Without rows, the columns are those of part 0, all empty.
-      columns_of: Function (number, rows) that returns the columns of the part with this number. `rows`, int64 [n], are indices
-        into `part`. The first column of the result has indices into `rows`.
+      part: int64 [rows], number of the part that each row is in. Without rows, the arrays are those of part 0, all empty.
+      columns_of: Function (number, rows) that returns the arrays of the part with this number. `rows`, int64 [n], are indices
+        into `part`. Its first array has indices into `rows`, which `join_parts` converts to indices into `part`.
     """
     by_part = []
     for number, index in list(groups(part)) or [(0, part)]:

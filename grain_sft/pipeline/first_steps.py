@@ -106,7 +106,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             start = int(table.start[document])
             # read the loss mask of the whole document, which may have tokens outside these rows
             _, loss = part.corpus.read(start, start + int(table.length[document]))
-            if loss is None or loss.any():
+            if loss is None or loss.any():  # None: all tokens of the document take loss
                 found = f"the documents are longer than a row of {layout.sequence_length} tokens"
                 reason = "only tokens that are not in these rows take loss: they were cut off, or are in other rows"
                 return f"{found}, and {reason}. Give a longer sequence_length, or another `keep` of a padded layout."

@@ -15,8 +15,8 @@ from grain_sft.errors import PipelineError
 
 T = TypeVar("T")
 
-_CHECKED_EVERY = 1.0  # seconds between two checks of `get` that the result may still come
-_ENDS_IN = 5.0  # seconds that threads have to finish their steps when the interpreter ends
+_CHECKED_EVERY = 1.0  # seconds after which a waiting `get` checks again that the result can still come
+_ENDS_IN = 5.0  # seconds that the end of the interpreter waits for threads to finish their steps
 
 
 class Result(Generic[T]):
@@ -41,7 +41,7 @@ class ReadAhead(Generic[T]):
 
     Ctrl-C may raise an exception at any point of the caller's thread. No result is lost, because a result stays until `advance`
     drops it. `get` and `advance` use no `Future`, `Event`, `Queue` or `Thread.start`: an exception may leave the
-    `threading.Condition` in these locked for good.
+    `threading.Condition` in these locked for good. A `SimpleQueue` has no `Condition`.
 
     Callers in several threads have to lock each call of a method.
 
@@ -57,8 +57,8 @@ class ReadAhead(Generic[T]):
     Attributes:
       results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
         and set its `value` to None once it has taken the value.
-      due: Step. The caller has to call `advance` once it has taken the result of this step or of a later one. After earlier
-        steps, it may leave out the call, which saves 10 to 20 us a step.
+      due: After it has taken the result of a step k >= `due`, the caller has to call `advance(k + 1)`. After earlier steps, it
+        may leave out the call, which saves 10 to 20 us a step. It is -1 before the first `advance`.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class ReadAhead(Generic[T]):
         result = self.results.get(step)
         if result is None or not result.ready:
             self.advance(step)
-            result = self.results.setdefault(step, Result())  # a signal handler may have called `close`
+            # If a signal handler called `close`, `results` is empty. Then the loop waits for a new result, and sees `_closed`.
+            result = self.results.setdefault(step, Result())
             # `done` is not released after this wait, because later calls see that `ready` is True
             while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):
                 if self._closed:
@@ -110,7 +111,8 @@ class ReadAhead(Generic[T]):
         for wanted in range(self._next, end):
             results.setdefault(wanted, Result())
         if end > self._next:
-            # After an exception here, the next call wakes the threads again. This does no harm: one thread claims a result.
+            # After an exception here, the next call wakes the threads again. This does no harm: only one
+            # thread can claim a result.
             for _ in self.threads:
                 self._wanted.put(end)
             self._next = end

@@ -23,8 +23,8 @@ class Run(Protocol):
     transforms: tuple[grain.transforms.Map, ...]
     amendments: tuple[Amendment, ...]
     observers: tuple[Observer, ...]
-    audit: Any
-    first_steps: Any
+    audit: Any  # the audit log, or None
+    first_steps: Any  # the `FirstSteps`, which check the first batches
 
     @property
     def first_step(self) -> int: ...
@@ -116,7 +116,7 @@ class Observer:
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Take the counts of many batches at once. Only metrics and the watchdog (`standing_observers`) get this call.
+        """Take the times of many batches at once. Only this package's own observers, metrics and watchdog, get this call.
 
         Args:
           make_seconds: Seconds that this process took to make each batch.

@@ -69,7 +69,7 @@ class Job(Renderer):
         return {"key": self.key, "request": request, "inputs": inputs, "tokenizer": tokenizer, **code}
 
     def make_chunk(self, group: int) -> None:
-        """Render a group of units to its chunk, unless the chunk exists."""
+        """Render a group of units to its chunk, unless a chunk that can be read exists."""
         if not files.exists(self.chunks.path(group)) or self.chunks.header(group) is None:
             self.chunks.write(group, self.chunk(self.groups[group]))
 

@@ -48,8 +48,8 @@ class IndexSampler(EpochSampler):
       costs: Function that returns the cost of each row, int64 [num_instances], such as `layout.row_costs`. Orders by cost, such
         as `balanced`, need it.
       chunk_size: Number of consecutive rows that stay together, as with `chunk_size` of OLMo-core's data loader.
-      start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
-        of the run read rows. In order `maxtext`, the index is a multiple of the number of hosts.
+      start: Pair (epoch, index) of the row at which this sampler begins: an epoch, and an index in its order. It is (0, 0)
+        unless an earlier stage of the run read rows. In order `maxtext`, the index is a multiple of the number of hosts.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -88,7 +88,8 @@ class IndexSampler(EpochSampler):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
             fix = "Start at index 0 (an earlier stage has to read whole epochs) with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
-        num_blocks = self._num_blocks  # epochs and batch sizes are computed for one block: see `EpochSampler`
+        # The number of hosts with `host_blocks`, else 1. All blocks are cut into steps alike, so one block is computed.
+        num_blocks = self._num_blocks
         block_rows = source.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)
@@ -106,8 +107,8 @@ class IndexSampler(EpochSampler):
         else:
             epochs_of_block = EndingEpochs(block_rows, sizes_of_block, begin, fill=last_batch == "fill")
         costs_of_steps = None if costs is None else Costs(costs, epochs_of_block.cuts)
-        # Blocks are counted in chunks, because a stage with rows of half the length has twice as many rows for the same tokens,
-        # but as many chunks.
+        # A later stage goes on in this stream only if its `batching` is equal. It counts chunks, because a stage with rows of
+        # half the length has twice the rows and twice the `chunk_size`.
         batching = f"{num_blocks} blocks of {block_rows / self.chunk_size} chunks" if self.host_blocks else ""
         self._set_stream(source, epochs_of_block, source.rows_at(cache_dir, costs_of_steps), batching)
         if self.num_steps == 0:

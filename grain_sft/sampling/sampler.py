@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Sampler(abc.ABC):
     """Base of samplers. A sampler chooses the rows of each step's global batch, and divides them among the hosts.
 
-    By default, host h of H reads slots h, h + H, h + 2H, ... of the global batch.
+    A slot is a place in the global batch, from 0. By default, host h of H reads slots h, h + H, h + 2H, ...
 
     Attributes:
       num_instances: Number of rows to choose from.
@@ -63,7 +63,7 @@ class Sampler(abc.ABC):
         check_type("host", host, Host, "Host(index, count)")
         self.host, self.batch_sizes = host, batch_sizes
         self.global_batch_size, self.schedule = batch_sizes.sizes[0], batch_sizes.schedule
-        # at least one size must be a multiple of `host.count`; `check_from` and `rows` check single steps
+        # one size that is a multiple of `host.count` is enough here: `check_from` and `rows` check the steps that are read
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -98,7 +98,7 @@ class Sampler(abc.ABC):
         """Return the number of steps, from step 0 on, that read the first `epochs` epochs.
 
         None means the epochs of the run, or one epoch if the run never ends. More epochs than the run has are a
-        `SamplerError`. A step that also reads the next epoch counts in a mixture, but not in other samplers.
+        `SamplerError`. If the last step also reads rows of the next epoch, only a mixture includes it in the number.
         """
 
     @abc.abstractmethod
@@ -180,7 +180,7 @@ class Sampler(abc.ABC):
     @functools.cached_property
     def rows_per_host(self) -> int:
         """Number of rows that this host reads from a batch of `global_batch_size` rows."""
-        # an error names step 0 only if other steps may have another size
+        # the last argument is the step that an error names: None if all steps have this size
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 
@@ -200,11 +200,11 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Return record `index` of this host: its rows of step 0, then those of step 1, and so on."""
+        """Return record `index` of this host. A record is one row: first those of step 0, then those of step 1, and so on."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        # each batch size is a multiple of `host.count`, so each host has the same number of the rows before a step
+        # `_num_records` checked that the hosts divide the batch sizes, so all hosts have the same number of rows before a step
         step = self.batch_sizes.step_of(index * self.host.count)
         place = index - self.batch_sizes.before(step) // self.host.count
         row = int(self.rows_at(step, np.array([place]))[0])

@@ -71,7 +71,7 @@ class DemandModel:
     """Model of the demand of some hosts of a run. It records what each host has cached and checked.
 
     A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before the first read of a
-    file, the host checks both ends of the file. If the index lacks the version of the file, the host also requests the version.
+    file, the host checks both ends of the file. If the corpus does not state the version, the host also requests it.
 
     Attributes:
       hosts: int64, indices of the modelled hosts, ascending.
@@ -92,12 +92,13 @@ class DemandModel:
         self._sampler = sampler
         self.checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
 
-    def demands(self, steps: range, at_once: int = 1) -> Iterator[Demand]:
-        """Yield the demand of `steps`, in parts of at least `at_once` consecutive steps that read about a million rows each."""
+    def demands(self, steps: range, min_steps: int = 1) -> Iterator[Demand]:
+        """Yield the demand of `steps`, in parts of `min_steps` or more consecutive steps. A part reads about a million rows."""
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
-        # the first part has all steps that are made when the run begins, since threads then check files at once
+        # When a run begins, several threads may check the same file. `_checking_reads` finds these only in one part, so the
+        # first part has all steps that are made then.
         first_steps = self.conditions.prefetch + self.conditions.threads
-        steps_at_once = max(at_once, first_steps, _ROWS_AT_ONCE // max(1, rows_of_step))
+        steps_at_once = max(min_steps, first_steps, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
             # In a turn, each thread makes one batch. The first `prefetch` batches of the run take this many turns.
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
@@ -179,7 +180,7 @@ class DemandModel:
 
         The result has an array int64 [2, steps, hosts] by index in `asks`.
         """
-        pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
+        pieces: dict[tuple[int, int], list[Piece]] = {}  # byte ranges that a cache reads, by cell and index of the ask
         counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):
             if ask.gather.options.cache is None:  # its ranges are requested from the bucket

@@ -51,7 +51,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({hosts} simulated)"
     if (start_up := figures["start"]) is not None:
         opening = "without the requests that open the corpus, because its files are local"
-        if not figures["as_bucket"]:
+        if not figures["as_bucket"]:  # "as_bucket": local files count as files of a bucket
             opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
         yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"
         yield "memory", f"at most {start_up['memory_mb']:,.0f} MB in a process"

@@ -218,5 +218,5 @@ def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditio
     """Return the model's demand for the steps whose batches a process made."""
     model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
     steps = range(*measured["made"])
-    (demand,) = model.demands(steps, at_once=len(steps))
+    (demand,) = model.demands(steps, min_steps=len(steps))
     return demand

@@ -16,7 +16,7 @@ from grain_sft.types import Array, Bools, Ints
 class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges]."""
 
-    cell: Ints  # number of the batch that reads the range, as in `demand.Demand`
+    cell: Ints  # number of the batch that reads the range, one for each step and host, as in `demand.Demand`
     file: Ints  # index of the file in `Gather.files`
     offset: Ints  # offset of the range in the file
     size: Ints  # number of bytes, 1 or more
@@ -61,7 +61,7 @@ class Reads:
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         self._layout = pipeline.source.layout
-        # `reader_of` leaves out the transforms that `source` applies while it reads
+        # `reader_of` leaves out the transform that `source` applies while it reads. This can only be `ShiftTargets`.
         _, transforms_after_reading = reader_of(pipeline.source, pipeline.transforms)
         shifted = len(transforms_after_reading) < len(pipeline.transforms)
         self.gathers: list[Gather] = []
@@ -98,7 +98,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
     """
     corpus, row_format = layout.corpus, layout.row_format
     yield corpus.shards, (corpus.dtype if row_format is None else row_format.dtype(corpus.dtype)).itemsize
-    # if `shifted`, no loss mask is read with stored rows, because they state which targets take loss
+    # materialized rows state which targets take loss, so if `shifted`, loss files are read only for loss weights
     if row_format is not None and shifted and not corpus.has_weights:
         return
     tokens = 1 if row_format is None else layout.sequence_length  # tokens of a value

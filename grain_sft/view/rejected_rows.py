@@ -1,4 +1,4 @@
-"""Rows that `NgramFilter` rejects."""
+"""Rows that the repetition filters of a pipeline, such as `NgramFilter`, reject."""
 
 from typing import Any
 
@@ -53,13 +53,14 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
-    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. The filter rejects a
-    repetition of `ngram_filter.repeats` times or more. If the row has such repetitions, the longest of them is returned.
+    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. Repetitions of at least
+    `ngram_filter.repeats` times, which the filter rejects, are preferred to others. Of these, the longest is returned.
     """
-    names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()  # for a filter without these attributes
+    # a filter of another class may lack these attributes, and gets the defaults of `NgramFilter`
+    names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()
     min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
     repetitions = [(0, 1, 1)]  # (first token, period, times); this entry is for a row without any repetition
-    # a filter needs at least three repeats to reject a row, so a period is at most a third of the row
+    # `repeats` is at least 3, so a period of a rejected row is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
         # tokens `starts[i]` to `ends[i] - 1` equal the tokens one period later

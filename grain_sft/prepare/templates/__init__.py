@@ -45,6 +45,8 @@ def render(
       PrepareError: The template can't be used with this tokenizer or these options, or makes too many or too few documents.
     """
     made: Template = _make(template, tokenizer, options)
+    if not conversations:  # the caller checks only that the template can be made
+        return []
     if is_ours(template):  # only the templates of other packages are checked
         return made.render(conversations)
     name = f"template {name_of(template)}"

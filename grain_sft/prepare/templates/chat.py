@@ -22,7 +22,8 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
-_OFTEN_UNREAD = (CALLS, ("functions",), ("think",))  # alternative keys of calls; keys of tools; keys of thoughts
+# keys that templates often ignore: each tuple has the alternative keys of one thing, which are calls, tools and thoughts
+_OFTEN_UNREAD = (CALLS, ("functions",), ("think",))
 _OFTEN_LEFT_OUT = ("system", "developer", "function", "tool", "ipython", "environment")  # roles that some templates ignore
 
 
@@ -50,7 +51,8 @@ class Chat(Template):
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text, self.name)
-        # `empty_ids`: the tokenizer adds BOS to texts. But the template would write nothing for the unnamed `bos_token`.
+        # The tokenizer adds a BOS, because even an empty text has ids (`empty_ids`). But if no file names the BOS, the template
+        # writes nothing for `bos_token`.
         if tokenizer.bos_token_id is None and tokenizer.empty_ids and "bos_token" in self._chat.source:
             problem = "the chat template writes a BOS, which no file of the tokenizer names"
             raise PrepareError(f"template {self.name}: {problem}. Give its folder with the tokenizer_config.json.")
@@ -58,7 +60,7 @@ class Chat(Template):
         self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
         # chats with the same roles often have the same texts around their contents, so the results are cached
         self._find = functools.lru_cache(maxsize=CACHED_RESULTS)(self._encoder.find)
-        # `ChatPieces` may add an EOS that takes loss
+        # there is no warning with `ChatPieces`, which may add an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
             logging.warning("%s, so a model does not learn to end its turn. Give a template that ends turns.", problem)
@@ -80,7 +82,7 @@ class Chat(Template):
         tools = conversation.tools
         text = self._chat.render(messages, tools)
         chat = RenderedChat(self._chat, messages, tools, text)
-        if chat.contents is None:  # the template may ignore a part of the chat
+        if chat.contents is None:  # not all contents were found in `text`, so the template may ignore a part of the chat
             self._refuse_unread(messages, tools, text)
         _refuse_quoted(conversation, text)
         expected = expected_controls(chat, self._find, self._encoder.special)
@@ -99,13 +101,14 @@ class Chat(Template):
 
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
-        # Qwen 3's template reads thoughts, but leaves out the thoughts of earlier turns
+        # A template that reads thoughts may leave out those of earlier turns, as Qwen 3's does. So they are not checked.
         reads_thoughts = not self._chat.read_keys.isdisjoint(REASONING)
         unread_keys = _OFTEN_UNREAD if reads_thoughts else (*_OFTEN_UNREAD, REASONING)
         # tuples of (what may be ignored, messages that lack or change it, tools, fix)
         changed = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in unread_keys]
         changed.append(("tools", messages, None, unread("tools")))
-        # one rendering with marked contents shows which of them the template writes; the others are checked one by one
+        # Render once with marks around the contents of these roles. A content whose mark appears is written. Each of the other
+        # contents is changed alone.
         marked, marks = list(messages), Marks(messages, tools, self._chat.source)
         often_left_out = [i for i, each in enumerate(messages) if each["role"] in _OFTEN_LEFT_OUT and each.get("content")]
         for index in often_left_out:
@@ -123,8 +126,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the index at which a turn ends. The content of the turn ends at `stop`.
 
-        The turn includes the control token or markup that ends it, and an EOS after that. A control token that the text of the
-        next message spells does not end the turn.
+        The turn includes the control token or markup that ends it, and an EOS after that. If the next message's own text begins
+        with the spelling of a control token, this token does not end the turn.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -201,11 +204,15 @@ def _without(messages: Messages, keys: Sequence[str]) -> Messages:
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of the messages `turns`. `spans` has the spans of all turns of the assistant."""
+    """Return those of `spans` that belong to the messages with the indices `turns`.
+
+    `spans` are the {% generation %} blocks of all turns of the assistant.
+    """
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
-    # A template may mark two spans in one turn and none in another. So render the chat again, with a mark in each turn.
+    # {% generation %} blocks may enclose two spans in one turn and none in another. So render again with a mark in each turn,
+    # to see which turn each span is in.
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     marked = list(chat.messages)
     for index in assistants:

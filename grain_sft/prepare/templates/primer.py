@@ -29,7 +29,7 @@ class Primer(PiecesTemplate):
     format = "primer"
     messages_schema = "messages"
     truncation = "last"
-    min_tokens = 2
+    min_tokens = 2  # a document of one token has no target
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
@@ -62,7 +62,7 @@ def render_chat_sft(
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a conversation, and a label for each token: the id, or -100 if the token takes no loss.
 
-    This is the function of niels_gpt's specification. It makes the ids of template primer, for other tokenizer objects too.
+    This is the function of niels_gpt's specification. It makes the same ids as template primer, with any tokenizer object.
 
     Args:
       tokenizer: Tokenizer of the contents.
