@@ -245,10 +245,9 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 
 def _tokenizer(where: str, path: str | None, corpora: Iterable[Corpus]) -> Tokenizer | None:
     """Return the tokenizer at `path`; by default the tokenizer in the corpus's folder, or None if the folder has none."""
-    folder = files.join(where, "tokenizer")
-    if path is not None:
-        for corpus in corpora:
-            check_tokenizer(corpus, path)
-    elif files.exists(folder):
-        path = folder
-    return None if path is None else load_tokenizer(path)
+    if path is None:
+        folder = files.join(where, "tokenizer")
+        return load_tokenizer(folder) if files.exists(folder) else None
+    for corpus in corpora:
+        check_tokenizer(corpus, path)
+    return load_tokenizer(path)

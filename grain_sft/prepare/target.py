@@ -162,8 +162,7 @@ class Target:
                 fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
                 raise StorageError(f"{self.work}: can't be made ({error.strerror}). Give another output.") from error
-            in_use = f"{self.output}: is being prepared by another process. Wait for it."
-            with exclusive(fd, in_use, wait=wait) as is_held:
+            with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait) as is_held:
                 if not is_held or is_at(fd, lock):  # the file system has no locks, or the locked file still exists
                     yield
                     return

@@ -151,8 +151,7 @@ def _tools(record: Record) -> tuple[object, ...] | None:
 def _parse_openchat(record: Record) -> Conversation:
     """Parse {"items": [{"role", "content", "weight"}], "condition", "system"}."""
     messages = tuple(read_messages(record, "items", ("user", "assistant")))
-    system, condition = optional_text(record, "system"), optional_text(record, "condition") or ""
-    return Conversation(messages, system=system, condition=condition)
+    return Conversation(messages, system=optional_text(record, "system"), condition=optional_text(record, "condition") or "")
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
@@ -183,8 +182,7 @@ def _parse_alpaca(record: Record) -> Conversation:
 def _parse_prompt_completion(record: Record) -> Conversation:
     """Parse {"prompt", "completion"}, each a text or a list of messages. The prompt takes no loss."""
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
-    messages = (*_untrained(prompt), *completion)
-    return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
+    return Conversation((*_untrained(prompt), *completion), system=optional_text(record, "system"), tools=_tools(record))
 
 
 def _parse_preference(record: Record) -> Conversation:
