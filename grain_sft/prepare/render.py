@@ -31,8 +31,6 @@ BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters tha
 Source = tuple[int, int]
 """Place of a record: the number of its input, from 0, and the number of its line, element or row in the input, from 1."""
 
-_OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
-
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
@@ -52,7 +50,7 @@ class Renderer:
     def __post_init__(self) -> None:
         request, template, format = self.request, self.template, self.format
         for option in dataclasses.fields(TemplateOptions):
-            is_read = option.name in (*_OPTIONS_OF_EVERY_TEMPLATE, *template.options)
+            is_read = option.name in ("special_text", "seed", *template.options)  # every template reads these two
             if not is_read and getattr(request, option.name) != option.default:
                 readers = ", ".join(name for name in TEMPLATES if option.name in TEMPLATES[name].options)
                 problem = f"{option.name} is an option of template {readers}, not of {request.template}"
@@ -121,8 +119,7 @@ class Renderer:
             return render(self.template, conversations, self.tokenizer, self.request)
         # In a pair, a response without text is kept if it gets BOS or EOS. If it gets neither, empty="keep" would be an error
         # of the template `text`.
-        has_ends = self.request.bos or self.request.eos
-        options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
+        options = dataclasses.replace(self.request, empty="keep" if self.request.bos or self.request.eos else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
         # the check for None is only for mypy
         rejected_conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
@@ -143,8 +140,7 @@ class Renderer:
                     self.add(source, result, contents)
         # `max` keeps the dtype unsigned if the vocabulary is empty
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
-        weighted = self.template.weighted or self.format.of_pairs
-        loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
+        loss_dtype = np.dtype(np.float32 if self.template.weighted or self.format.of_pairs else np.bool_)
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
@@ -186,16 +182,13 @@ class Renderer:
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
         min_length = max(self.template.min_tokens, self.request.min_length or 1)
         max_length = self.request.max_length or total
-        if total > max_length:
-            keeps_last = (self.request.keep or self.template.truncation) == "last"
-            kept = slice(total - max_length, None) if keeps_last else slice(0, max_length)
-            tokens, loss = tokens[kept], loss[kept]
+        keeps_last = (self.request.keep or self.template.truncation) == "last"
+        kept = slice(-max_length, None) if keeps_last else slice(max_length)
+        tokens, loss = tokens[kept], loss[kept]
         if self.template.trim_trailing:
-            trained = np.flatnonzero(loss)
-            end = int(trained[-1]) + 1 if len(trained) else 0
+            end = int(np.flatnonzero(loss).max(initial=-1)) + 1
             tokens, loss = tokens[:end], loss[:end]
-        length = len(tokens)
-        trainable = total_trainable if length == total else int(np.count_nonzero(loss))
+        length, trainable = len(tokens), int(np.count_nonzero(loss))
         reason = ""
         if not total:
             reason = "no text"
