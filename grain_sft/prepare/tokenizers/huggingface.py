@@ -26,7 +26,6 @@ _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for 
 U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
-_GUARD = "\0"  # for `renamed`; texts never have this character, because records with NUL are refused
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -85,8 +84,7 @@ class HuggingFaceTokenizer(Tokenizer):
                     file, template = Path(folder, "tokenizer.json"), self._contents.get(CHAT_TEMPLATE, b"").decode()
                     loaded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), chat_template=template)
                 else:
-                    load = transformers.AutoTokenizer.from_pretrained
-                    loaded = load(folder, local_files_only=True, trust_remote_code=False)
+                    loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             except Exception as error:  # bad files raise errors of any type; tokenizers raises bare Exceptions
                 text = str(error).replace(folder, self._where)
                 problem = f"{self._where}: transformers can't load this tokenizer ({text})"
@@ -174,8 +172,8 @@ class HuggingFaceTokenizer(Tokenizer):
             return bytes(_BYTES[character] for character in text).decode("utf-8", "surrogateescape")
         if '"ByteFallback"' in self._steps and (byte := _BYTE.fullmatch(text)):
             return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
-        writes_spaces = '"Metaspace"' in self._steps or _SPACE in self._steps
-        return str(text).replace(_SPACE, " ") if writes_spaces else str(text)
+        # the JSON of Metaspace has the character that it writes
+        return str(text).replace(_SPACE, " ") if _SPACE in self._steps else str(text)
 
     @functools.cached_property
     def _steps(self) -> str:
@@ -225,30 +223,27 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def renamed(spelling: str) -> str:
     """Return the spelling of a special token in `HuggingFaceTokenizer.plain`."""
-    return f"{_GUARD}{spelling}{_GUARD}"
+    return f"\0{spelling}\0"  # texts never have NUL, because records with NUL are refused
 
 
 def _rename_tokens(content: dict[str, Any], special: Set[str]) -> None:
     """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids."""
-
-    def name_of(piece: str) -> str:
-        return renamed(piece) if piece in special else piece
+    names = {spelling: renamed(spelling) for spelling in special}
 
     def is_kept(merge: Any) -> bool:
         """Return False if a part or the result of a merge is a renamed token, because the vocabulary no longer has it."""
         parts = merge.split(" ") if isinstance(merge, str) else merge  # older versions of tokenizers write "a b" for ["a", "b"]
         return special.isdisjoint(["".join(parts), *parts])
 
-    for token in content.get("added_tokens", []):
-        if token["content"] in special:
-            token |= {"content": renamed(token["content"]), "normalized": False, "single_word": False}
+    for token in content["added_tokens"]:
+        if token["content"] in names:
+            token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
     model = content["model"]
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {name_of(piece): number for piece, number in vocabulary.items()}
-    elif isinstance(vocabulary, list):  # Unigram: (piece, score)
-        model["vocab"] = [[name_of(piece), score] for piece, score in vocabulary]
-    if isinstance(model.get("unk_token"), str):
-        model["unk_token"] = name_of(model["unk_token"])
-    if isinstance(model.get("merges"), list):
+    if model["type"] == "Unigram":
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    else:
+        model["vocab"] = {names.get(piece, piece): number for piece, number in model["vocab"].items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if is_kept(merge)]
