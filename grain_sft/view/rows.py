@@ -132,8 +132,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         names = stage.source.layout.segment_names if instance >= 0 else ()
-        arrays |= {"pieces": pieces, "notes": tuple(notes), "names": names}
-        views.append(RowView(step, epoch, row, slot, instance, **arrays))
+        views.append(RowView(step, epoch, row, slot, instance, **arrays, pieces=pieces, notes=tuple(notes), names=names))
     return views
 
 
