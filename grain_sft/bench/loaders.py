@@ -33,7 +33,8 @@ _STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield two tables: the speeds of our loaders of windows and MaxText's, and the time that a trainer waits."""
-    corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
+    _make_tokens(folder, scale.files, scale.tokens)
+    corpus = open_corpus(folder, dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
     plain = Pipeline(source, sampler, [ShiftTargets()])
@@ -62,18 +63,15 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     yield Table("wait", "waits for its batch", {"ms": "{wait_ms:.3f}"}, {name: {"wait_ms": wait * 1e3}})
 
 
-def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
-    """Write raw uint32 files of random tokens, and return their paths."""
+def _make_tokens(folder: Path, files: int, tokens: int) -> None:
+    """Write raw uint32 files of random tokens."""
     rng = np.random.default_rng(0)
-    paths = []
     try:
         for number in range(files):
-            paths.append(str(folder / f"{number:03d}.npy"))
-            rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(paths[-1])
+            rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(folder / f"{number:03d}.npy")
     except OSError as error:
         fault = f"can't hold {files * tokens * 4 / 1e9:.2f} GB of tokens ({error.strerror or error})"
         raise StorageError(f"{folder}: {fault}. Set --dir to another disk.") from error
-    return paths
 
 
 def _maxtext(folder: Path, corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
@@ -97,8 +95,6 @@ def _maxtext(folder: Path, corpus: Corpus, length: int, batch: int) -> dict[str,
 
 # names in the tables of `packed`
 OURS = "PackedLayout, ShiftTargets"
-WRITTEN = "the same rows written out (materialized)"
-SCATTERED = "limit: documents at random places in memory"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
 
@@ -146,9 +142,9 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     ours = Pipeline(source, sampler, [ShiftTargets()])
     return {
         LIMIT: limit(ours[0]),
-        SCATTERED: _scattered(ours[0], layout, sampler, tokens),
+        "limit: documents at random places in memory": _scattered(ours[0], layout, sampler, tokens),
         OURS: ours.iter(threads=0).__next__,
-        WRITTEN: Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
+        "the same rows written out (materialized)": Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
         GRAIN: _grain(profile, np.split(tokens.view(np.int32), ends[:-1])).__next__,
     }
 
