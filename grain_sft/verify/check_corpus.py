@@ -1,11 +1,9 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
-import functools
 import glob
 import itertools
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -178,8 +176,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
         pair = "documents {} and {}".format(*duplicates.first)
         report.note("duplicates", path, f"{sentence}, in {duplicates.groups:,} groups; the first are {pair}.")
     if len(without_loss):
-        sentence = f"{len(without_loss):,} documents take no loss; the first is document {without_loss[0]}."
-        report.note("loss", path, sentence)
+        report.note("loss", path, f"{len(without_loss):,} documents take no loss; the first is document {without_loss[0]}.")
 
 
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
@@ -190,8 +187,9 @@ def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -
         starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
         spans += [(start, min(start + block, end)) for start in starts]
     # small blocks are read at the same time, because a bucket takes 50 ms to answer a request
-    read_each: Any = map if report.full else functools.partial(in_threads, threads=MANY_THREADS)
-    for (start, _), (tokens, _) in zip(spans, read_each(corpus.read, *zip(*spans, strict=True)), strict=True):
+    borders = zip(*spans, strict=True)
+    read = map(corpus.read, *borders) if report.full else in_threads(corpus.read, *borders, threads=MANY_THREADS)
+    for (start, _), (tokens, _) in zip(spans, read, strict=True):
         vocabulary.check(start, tokens)
     vocabulary.report(report)
 

@@ -1,7 +1,6 @@
 """Verification of a pipeline (its plans, layout, sampler and batches), and of a plan file."""
 
 import dataclasses
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -17,16 +16,13 @@ from grain_sft.pipeline import Pipeline, batch_of_arrays, takes_loss, why_no_los
 from grain_sft.source import Element
 from grain_sft.storage import artifact, files
 from grain_sft.transforms import trait
-from grain_sft.types import Array, Bools
+from grain_sft.types import Bools
 from grain_sft.verify.finding import Report
-
-Arrays = Mapping[str, Array]
 
 _FIRST_STEPS = 8  # in one of these first steps, a target must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
 _PAIRS_CHECKED = 1000  # preference pairs that a fast check reads
 _BLOCK_TOKENS = 1 << 22  # tokens read at a time
-_MOST_ROWS = 1 << 28  # most rows of a layout whose first epoch is checked: the check takes a byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -95,9 +91,9 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             return
     # With `runs_on`, a step may have rows of two epochs. One host of several reads only its own rows.
     steps = sampler.steps_per_epoch
-    if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:
+    if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1:
         return
-    is_read, num_read = np.zeros(count, np.bool_), 0  # whether a step so far reads each row, and number of rows read
+    is_read = np.zeros(count, np.bool_)  # whether a step so far reads each row
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
@@ -107,8 +103,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         if len(repeated):
             report.wrong("sampler", where, f"reads row {repeated[0]} twice in its first epoch. Fix the order.", f"step {step}")
             return
-        num_read += len(rows)
-    report.figures["rows_of_first_epoch"] = num_read
+    report.figures["rows_of_first_epoch"] = int(np.count_nonzero(is_read))
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
@@ -207,7 +202,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
     except GrainSftError as error:
         report.wrong("files", path, str(error))
         return
-    report.figures |= {"bytes": os.path.getsize(path), "arrays": sorted(arrays)}
+    report.figures |= {"bytes": Path(path).stat().st_size, "arrays": sorted(arrays)}
     recipe = depends.get("recipe")  # in a plan, its packing options
     if not isinstance(recipe, dict) or not isinstance(recipe.get("sequence_length"), int) or "plan" not in depends:
         report.note("plan", path, f"the checksum is right, but the file holds {', '.join(sorted(arrays))} and no plan.")
@@ -235,7 +230,7 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
-def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
+def check_plan(report: Report, where: str, arrays: artifact.Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
     """Check that no row of a plan has too many pieces, that no token is in two pieces, and that pieces lie in their documents.
 
     Args:
@@ -265,7 +260,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
             _check_documents(report, where, arrays, _found_in(corpus, recipe).documents)
 
 
-def _check_documents(report: Report, where: str, arrays: Arrays, documents: Documents) -> None:
+def _check_documents(report: Report, where: str, arrays: artifact.Arrays, documents: Documents) -> None:
     """Check that each piece lies in its document, and that the plan's counts match its pieces."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     absent = (document < 0) | (document >= len(documents))
