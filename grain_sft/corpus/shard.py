@@ -64,7 +64,7 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):  # bytes 8 to 11: the number of tokens; then zeros
         problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
         raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
-    file_stamp.refuse_pointer(path, array.first)
+    file_stamp.refuse_lfs_pointer(path, array.first)
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a file without a header

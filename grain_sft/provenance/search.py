@@ -35,7 +35,8 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     """
     if not text:
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give words.")
-    # Many tokenizers have two tokens for a word: one after a space, one at the beginning of a line.
+    # Many tokenizers split the first word in another way after a space than at the beginning of a line. So the inner tokens may
+    # differ.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     # An empty needle comes from a text without inner tokens. If the text spells a special token, a document may have that token
     # where `encode` returns ids of ordinary text.
@@ -103,7 +104,8 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     contained = np.zeros(len(start), np.bool_)
     for needle, blocks in matches.items():
         begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
-        # a needle lies in a document if it begins there, early enough to end there
+        # A needle lies in a document if it begins there, early enough to end there. These are the numbers of needles that begin
+        # before the document, and up to the last place in it where a whole needle fits.
         num_before_document = begins.searchsorted(start)
         num_up_to_last_begin = begins.searchsorted(start + length - len(needle), side="right")
         contained |= num_before_document < num_up_to_last_begin

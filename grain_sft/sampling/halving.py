@@ -1,4 +1,7 @@
-"""HalvingTree: the source of each row of a mixture, for weights whose `ScheduleTable` would be too long."""
+"""HalvingTree, which computes the source of each row of a mixture.
+
+It replaces `ScheduleTable`, a list of the sources of one period of rows, for weights whose list would be too long.
+"""
 
 import dataclasses
 import math
@@ -106,8 +109,9 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # If `sources` together have a deficit, more rows reach this node, and the left branch gets its share of them. So the
-        # offset adds only the rest of the branch's deficit. With the 1/2, `_Split` rounds to the nearest integer.
+        # The nodes above make up for the deficit of `sources` together: they send more rows here, and the left branch gets its
+        # share of these. So the offset adds only what the branch lacks beyond that. With the 1/2, `_Split` rounds to the
+        # nearest integer.
         offset = Fraction(1, 2) + sum(deficits[:cut]) - share * sum(deficits)
         unit = math.lcm(share.denominator, offset.denominator)
         split = _Split(int(share * unit), int(offset * unit), unit)
@@ -169,7 +173,7 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
         left_share = sum(weights[:cut]) / sum(weights)
         left, _ = _best_cut(weights[:cut], 0.5 + left_share * distance)
         right, _ = _best_cut(weights[cut:], 0.5 + (1 - left_share) * distance)
-        cuts.append((round(max(left, right), 12), cut))  # rounded, so that equal trees are equal on every machine
+        cuts.append((round(max(left, right), 12), cut))  # rounded, so that equal distances are a tie on every machine
     return min(cuts)
 
 

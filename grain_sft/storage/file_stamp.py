@@ -49,7 +49,7 @@ def describe(path: str, data_offset: int = 0) -> FileStamp:
     return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), data_offset, version)
 
 
-def refuse_pointer(path: str, head: bytes) -> None:
+def refuse_lfs_pointer(path: str, head: bytes) -> None:
     """Raise a CorpusFileError if a file, whose first bytes are `head`, is a pointer of Git LFS."""
     if head.startswith(LFS_POINTER):
         raise CorpusFileError(f"{path}: is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull.")

@@ -62,7 +62,9 @@ def read_stream(
     Args:
       folder: Local folder of index files.
       path: Path of the data set's token file.
-      sizes, num_samples, cut, seed: As in `make_stream`. The seed of an index without a description can't be checked.
+      sizes: Number of tokens of each of the run's documents.
+      cut: How the stream is cut into samples: their length, the extra token, and whether the last part is left out.
+      num_samples, seed: As in `stream.make_stream`. The seed of an index without a description can't be checked.
       before: Number of the data set's documents that precede those of the run: 90 if the run begins at document 90.
 
     Raises:
@@ -115,7 +117,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
         elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():
-            # in a sound blend, the count of each data set differs less from its share
+            # in a sound blend, the count of each data set is not farther from its share than this bound
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend

@@ -63,7 +63,7 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
                 space, row = capacity, len(documents)
                 documents.append(0)
             # After the first document, all other rows with enough space have more space than this row. So best fit chooses
-            # this row again, as long as documents of this length fit.
+            # this row again, as long as documents of this length fit. The 1 is what `min` would give, but faster.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

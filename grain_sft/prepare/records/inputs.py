@@ -1,7 +1,8 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
 A file of plain lines (uncompressed JSONL) is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte.
-Other files are cut between records. The corpus does not depend on the cuts.
+Other files are cut between records. The corpus does not depend on the cuts. A `Part` is a range of one file, and a `Unit` is a
+part with the number of its input and of its first record.
 """
 
 import dataclasses
@@ -20,10 +21,10 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import file_stamp, files, in_threads
 
-MAX_BLOCKS = 8  # a unit of plain lines has at most 8 MiB; most parts of other files have at least 8 MiB
-MANY_BLOCKS = 1024  # a file of plain lines of up to 1 GiB has units of 1 MiB; a file of up to 2 GiB, of 2 MiB; and so on
+MAX_BLOCKS = 8  # number of blocks of 1 MiB: at most in a unit of plain lines, and at least in most parts of other files
+MANY_BLOCKS = 1024  # number of units of 1 MiB in a file of plain lines; a file of 1 to 2 GiB has units of 2 MiB, and so on
 _TAIL = 1 << 14  # bytes of the first read after a unit, to find the end of the unit's last line
-GROUP_BYTES = 1 << 18  # most bytes in a group of several units
+GROUP_BYTES = 1 << 18  # maximum number of bytes of a group of several units
 
 SCAN_THREADS = 8  # threads that open and scan files
 
@@ -99,17 +100,20 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
 
 def scan_unit(entry: Input, unit: Unit) -> Unit:
     """Return `unit` with its number of records and the hash of its bytes."""
-    if unit.digest:  # a reader that cuts between records has counted and hashed them already
+    if unit.digest:  # the reader that cut the file has counted and hashed the unit
         return unit
     data, own_data = _read_unit(entry, unit)
-    # a line begins at byte 0 of the file, and after each newline that is not the last byte of `data`
-    # only plain lines are counted here; a unit of another kind has its count, and lacks only the hash
+    # `data` also has the byte before the unit. A line begins at byte 0 of the file, and after each newline in `data`, except
+    # one that is its last byte. Only plain lines are counted here; a unit of another kind lacks only the hash.
     records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0) if entry.kind == "jsonl" else unit.records
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with `records` and `digest`, but without `parts`, and the scanned `units` with `first`."""
+    """Return the inputs and the units, completed.
+
+    An input gets `records` and `digest`, and loses its `parts`. A unit gets `first`, the number of its first record.
+    """
     units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         units_of_inputs[unit.input].append(unit)
@@ -182,7 +186,9 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
         entry, parts = _describe(dataset, path, size, lambda position: None)
         first = 1
         for part in parts:
-            number = first  # after the loop over plain lines, the number of the first line of the next part
+            # For plain lines, the last item is the empty text after the last newline. Its number is that of the next part's
+            # first line.
+            number = first
             for number, raw in _numbered(entry, Unit(part.start, part.stop, part.records, part.digest, first=first)):
                 if raw is not None:
                     yield path, number, raw
@@ -230,9 +236,9 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, report: ReadReport) -> tuple[Input, Iterable[Part]]:
-    """Return a file without its parts, and the parts. A file of JSON or text is read while its parts are iterated over."""
+    """Return the `Input` of a file, its `parts` still empty, and its parts. JSON and text are read while these are iterated."""
     head = files.read_range(path, 0, min(size, 32))
-    file_stamp.refuse_pointer(path, head)
+    file_stamp.refuse_lfs_pointer(path, head)
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
             row_parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, report)
