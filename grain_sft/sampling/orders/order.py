@@ -34,7 +34,8 @@ def kept_by_epoch(make: Callable[[int], T]) -> Callable[[int], T]:
 
     def of_epoch(epoch: int) -> T:
         with locked.lock:
-            return cached(epoch)
+            made = cached(epoch)  # an exception right after this call still leaves the block; after a `return`, it may not
+        return made
 
     return of_epoch
 
