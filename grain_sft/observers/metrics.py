@@ -80,7 +80,7 @@ class Metrics(Observer):
         # a fork waits until no metric changes: otherwise the child could inherit a locked metric
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = collections.Counter[str]()  # values of `activity.counted` at the last export or fork
+        self._exported = collections.Counter[str]()  # values of `activity.counts` at the last export or fork
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -102,7 +102,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """In a forked child, export only counts after the fork, because the parent exports the earlier counts."""
-        self._exported = collections.Counter({name: activity.counted(name) for name in self._counters})
+        self._exported = collections.Counter({name: activity.counts[name] for name in self._counters})
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
@@ -129,10 +129,10 @@ class Metrics(Observer):
                 histogram.observe(value)
 
     def _export_counts(self) -> None:
-        """Increase each counter by the growth of its `activity.counted` since the last call."""
+        """Increase each counter by the growth of its `activity.counts` since the last call."""
         with self._lock:
             for name, counter in self._counters.items():
-                value = activity.counted(name)
+                value = activity.counts[name]
                 if value != self._exported[name]:
                     counter.inc(value - self._exported[name])
                     self._exported[name] = value

@@ -96,7 +96,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
 
 def _counts() -> dict[str, int]:
     """Return the requests, received bytes and local bytes of this process so far, by name."""
-    return {name: activity.counted(counter) for name, counter in _COUNTS.items()}
+    return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
 
 
 def _delayed() -> float:

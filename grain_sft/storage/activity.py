@@ -38,9 +38,14 @@ def count(name: str, amount: int) -> None:
     _amounts[key] = _amounts.get(key, 0) + amount
 
 
-def counted(name: str) -> int:
-    """Return the value of the counter `name`: the sum over all threads."""
-    return sum(amount for (counter, _), amount in _amounts.copy().items() if counter == name)
+class _Counts:
+    """Values of the counters, by name: `counts["local_bytes"]` is the sum over all threads."""
+
+    def __getitem__(self, name: str) -> int:
+        return sum(amount for (counter, _), amount in _amounts.copy().items() if counter == name)
+
+
+counts = _Counts()
 
 
 @contextlib.contextmanager
