@@ -115,7 +115,7 @@ def run_job(job: dict[str, Any]) -> None:
 
     from grain_sft import Host, load
     from grain_sft.integrations.jax_arrays import GlobalBatches
-    from grain_sft.storage.activity import counted
+    from grain_sft.storage.activity import counts
 
     def digests(arrays: dict[str, Any], sharding: Any) -> dict[str, str]:
         gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
@@ -133,7 +133,7 @@ def run_job(job: dict[str, Any]) -> None:
             show(case=LOCAL, step=step, digests=digests(arrays, sharding))
     for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
-        batches, before = GlobalBatches(pipeline, sharding, **job["options"]), counted("local_bytes")
+        batches, before = GlobalBatches(pipeline, sharding, **job["options"]), counts["local_bytes"]
         if "state" in job:
             batches.set_state(job["state"])
         for _ in range(job["steps"]):
@@ -146,7 +146,7 @@ def run_job(job: dict[str, Any]) -> None:
         show(case=case, state=batches.get_state())
         batches.close()
         unchecked = pipeline.first_steps.left  # how many further batches are checked for targets that take loss
-        show(case=case, read_bytes=counted("local_bytes") - before, unchecked=unchecked)
+        show(case=case, read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from grain_sft.integrations.context_order import ContextOrder
 from grain_sft.layout import ColumnsLayout, MaterializedLayout, OlmoVslLayout, PackedLayout, WindowLayout
 from grain_sft.pipeline.columns import cut_columns
 from grain_sft.prepare.materialize import materialize
-from grain_sft.storage.activity import counted
+from grain_sft.storage.activity import counts
 from grain_sft.transforms import DropLastPosition
 
 LENGTH, ROWS = 64, 4
@@ -172,9 +172,9 @@ def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, lengt
     for shards in (2, 4):
         width = length // shards
         for shard in range(shards):
-            before = counted("local_bytes")
+            before = counts["local_bytes"]
             pipeline.read(0, np.arange(2), columns=(shard * width, (shard + 1) * width))
-            assert counted("local_bytes") - before <= 2 * width * 2 * 1.1  # 2 rows, 2 bytes a token, and 10 % more
+            assert counts["local_bytes"] - before <= 2 * width * 2 * 1.1  # 2 rows, 2 bytes a token, and 10 % more
 
 
 @pytest.mark.parametrize("run", ORDERS)
