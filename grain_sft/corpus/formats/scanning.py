@@ -1,6 +1,5 @@
 """Scanning: check the files that a format lists, in parallel, and make a corpus of them."""
 
-import contextvars
 import dataclasses
 import functools
 import re
@@ -155,9 +154,7 @@ def corpus_of(
 
 def scan_in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
     """Return `list(map(function, *columns))`, computed in threads. `work` is the title of a progress bar; "" shows none."""
-    # The context holds the `root` of `open_corpus`. Two threads can't run in one context, so each call runs in a copy.
-    context = contextvars.copy_context()
-    results = in_threads(lambda *values: context.copy().run(function, *values), *columns, threads=MANY_THREADS)
+    results = in_threads(function, *columns, threads=MANY_THREADS)
     return list(with_progress(results, len(columns[0]), work) if work else results)
 
 
