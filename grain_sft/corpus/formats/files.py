@@ -267,12 +267,15 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
     """Return one split of all `paths`, with the facts that all `splits` state. `splits[i]` is the split of `paths[i]`."""
-    if len(set(map(id, splits))) == 1:
+    first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
+    for path, split in zip(paths, splits, strict=True):
+        first_files.setdefault(id(split), (path, split))
+    if len(first_files) == 1:
         split = splits[0]
         if split.files != tuple(paths):  # `split.sources` lists the documents of `split.files`, not of `paths`
             split = dataclasses.replace(split, sources="")
         return split
-    facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in zip(paths, splits, strict=True)}
+    facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}
 
     def common(name: str) -> Any:
         """Return a fact that all splits state; None if a split does not. Refuse different values."""
