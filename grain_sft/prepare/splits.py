@@ -71,7 +71,7 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     splits = rule(ids, lengths[ids] > 0, request)
     has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
     if request.val_frac and "val" not in splits:
-        problem = f"val_frac={request.val_frac} of the documents is less than one, so there is no validation split"
+        problem = f"val_frac={request.val_frac} of the documents is less than one, so all documents are in train"
         logging.warning("%s. Give a larger val_frac to have one.", problem)
     if has_repeats and "val" in splits:
         problem = "an amount repeats records, so some records of val are probably in train, too"

@@ -60,7 +60,7 @@ class Chat(Template):
         self._encoder = WholeChats(tokenizer) if tokenizer.encodes_whole_chats else ChatPieces(tokenizer)
         # chats with the same roles often have the same texts around their contents, so the results are cached
         self._find = functools.lru_cache(maxsize=CACHED_RESULTS)(self._encoder.find)
-        # there is no warning with `ChatPieces`, which may add an EOS that takes loss
+        # `ChatPieces` needs no warning, because it may add an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
             logging.warning("%s, so a model does not learn to end its turn. Give a template that ends turns.", problem)
