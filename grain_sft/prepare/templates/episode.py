@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.request import TemplateOptions
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, SpecialText
+from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, SpecialText, as_array
 from grain_sft.prepare.tokenizers import Tokenizer
 
 EOT = "<myPT_eot>"
@@ -43,7 +43,7 @@ class Episode(PiecesTemplate):
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
-        self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
+        self._tags: Mapping[str, str | Ids] = {tag: as_array([ids[tag]]) if tag in ids else tag for tag in _TAGS}
         # a tag without a token is encoded as ordinary text, so no content may spell it, even with `special_text` "encode"
         self.special = SpecialText(self.special.spellings | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []

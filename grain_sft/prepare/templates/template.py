@@ -17,6 +17,8 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 T = TypeVar("T")
 
+Ids = npt.NDArray[np.uint32]
+
 
 class Rendered(msgspec.Struct, frozen=True):
     """A document that a template made.
@@ -27,7 +29,7 @@ class Rendered(msgspec.Struct, frozen=True):
       text_bytes: Number of UTF-8 bytes of the text of a plain document; None for a conversation.
     """
 
-    tokens: npt.NDArray[np.uint32]
+    tokens: Ids
     loss: npt.NDArray[Any]
     text_bytes: int | None = None
 
@@ -98,7 +100,8 @@ class Template(abc.ABC):
             if role not in self.roles:
                 raise RecordError(f"{where}.role: {role!r}; template {self.name} expects one of {', '.join(self.roles)}.")
             self.special.check(message.content, f"{where}.content")
-            self.special.check(message.extra, where)
+            if message.extra:
+                self.special.check(message.extra, where)
         if conversation.system and first == "system":
             raise RecordError("system: the record has a system text, and a message of the role 'system'. Remove one.")
         for where in ("system", "condition", "tools"):
@@ -137,12 +140,12 @@ class Template(abc.ABC):
                     problem = f"messages[{index}].{key}: template {self.name} does not render it"
                     raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}")
 
-    def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
+    def ids_of(self, spellings: Collection[str]) -> list[Ids]:
         """Return [id] for each special token. Raise a PrepareError that names those that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             problem = f"template {self.name}: the tokenizer has no special token {', '.join(missing)}"
             raise PrepareError(f"{problem}. Train one that has it (grain-sft train-tokenizer), or change the template.")
-        return [[self.tokenizer.special_tokens[text]] for text in spellings]
+        return [as_array([self.tokenizer.special_tokens[text]]) for text in spellings]
 
 
 RENDER_IT = "Choose a Jinja template that renders it (--template FILE.jinja)."
@@ -153,10 +156,8 @@ def unread(key: str) -> str:
     return f"{RENDER_IT} To ignore it: --schema 'chat:{key}='."
 
 
-Ids = npt.NDArray[np.uint32]
-
-Piece = tuple[str | list[int], float]
-"""Part of a document: a text to encode or a list of token ids, and the loss of every token of the part."""
+Piece = tuple[str | list[int] | Ids, float]
+"""Part of a document: a text to encode or token ids, and the loss of every token of the part."""
 
 
 class PiecesTemplate(Template):
@@ -181,14 +182,14 @@ class PiecesTemplate(Template):
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
         try:
-            encoded = iter(self.tokenizer.encode_arrays(texts))
+            encoded = iter(self._encode(texts))
         except RecordError as error:
             if len(conversations) == 1:
                 return [error]
             return [self.render([conversation])[0] for conversation in conversations]
 
         def document(pieces: list[Piece]) -> Rendered:
-            ids = [next(encoded) if isinstance(value, str) else _as_array(value) for value, _ in pieces]
+            ids = [next(encoded) if isinstance(value, str) else as_array(value) for value, _ in pieces]
             return self.document(pieces, ids)
 
         return [pieces if isinstance(pieces, RecordError) else result_of(document, pieces) for pieces in checked]
@@ -197,19 +198,24 @@ class PiecesTemplate(Template):
         self.check(conversation)
         return self.pieces(conversation)
 
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of each text. Raise a RecordError if a text can't be encoded, or has a forbidden id."""
+        encoded = self.tokenizer.encode_arrays(texts)
+        if encoded and self._is_forbidden.take(np.concatenate(encoded)).any():
+            text = next(text for text, ids in zip(texts, encoded, strict=True) if self._is_forbidden.take(ids).any())
+            raise RecordError(f"messages: {shown(text)} becomes a special token of this tokenizer. Change it.")
+        return encoded
+
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """Return the document of `pieces`, whose token ids are `ids`, or raise a RecordError."""
-        for (value, _), part in zip(pieces, ids, strict=True):
-            if isinstance(value, str) and self._is_forbidden.take(part).any():
-                raise RecordError(f"messages: {shown(value)} becomes a special token of this tokenizer. Change it.")
         weights = np.array([weight for _, weight in pieces], np.float32 if self.weighted else np.bool_)
         return Rendered(np.concatenate(ids), np.repeat(weights, [len(part) for part in ids]))
 
 
-def _as_array(ids: list[int]) -> Ids:
+def as_array(ids: list[int] | Ids) -> Ids:
     """Return ids as uint32, or as Python objects if an id does not fit. `templates.render` refuses such an id."""
     try:
-        return np.array(ids, np.uint32)
+        return np.asarray(ids, np.uint32)
     except OverflowError:
         return np.array(ids, object)
 
