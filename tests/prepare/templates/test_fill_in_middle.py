@@ -55,8 +55,8 @@ def test_the_middles_of_a_share_of_the_documents_are_moved_and_no_text_is_lost(s
 def test_a_text_that_becomes_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
     """Here the ordinary token "the" is chosen as a FIM token, so no text may have it."""
     the = str(load_tokenizer(spm).encode(["the"])[0][-1])
-    with pytest.raises(RecordError, match="becomes a special token of this tokenizer"):
-        documents_of(spm, tmp_path, ["the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))
+    with pytest.raises(RecordError, match=r"a\.jsonl:2: messages: 'the .* becomes a special token of this tokenizer"):
+        documents_of(spm, tmp_path, ["a question", "the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))
 
 
 def test_a_document_is_split_at_a_token_and_the_middle_of_each_part_is_moved(tmp_path: Path) -> None:
