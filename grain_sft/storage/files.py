@@ -278,11 +278,11 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is a folder, a device, or a link to a pipe. /dev/stdout may be such a link."""
+    """Raise a StorageError if `path` is a folder, a device, a link to a pipe, or a link in /dev, such as /dev/stdout."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0
-    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and os.path.islink(path))
-    if stat.S_ISDIR(mode) or is_device:
-        kind = "a device or a pipe" if is_device else "a folder"
+    is_stream = os.path.islink(path) and (stat.S_ISFIFO(mode) or os.path.abspath(path).startswith("/dev/"))
+    if stat.S_ISDIR(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or is_stream:
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise StorageError(f"{path}: can't be written: it is {kind}; expected the name of a file. Give another name.")
 
 
