@@ -74,9 +74,8 @@ def read_bytes(path: str, *, version: str | None = None) -> bytes:
 
 def read_text(path: str) -> str:
     """Return the text of a small UTF-8 file."""
-    data = read_bytes(path)
     try:
-        return data.decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         problem = f"{path}: byte {error.start} is not UTF-8, so this is not a text file (mix, index or config)"
         raise CorpusFileError(f"{problem}. Give token files as a .npy path, a glob or a list.") from error
@@ -139,7 +138,8 @@ def glob(pattern: str) -> list[str]:
     """
     if is_remote(pattern):
         with remote(pattern) as client:
-            return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
+            found = map(str, map(client.unstrip_protocol, client.glob(pattern)))
+            return sorted(path for path in found if path.count("/.") == pattern.count("/."))  # `*` matches no hidden name
     # `glob` silently skips folders that can't be listed. So for a/*/b/*.npy, first list the folders a/*/b, then a/*, then a.
     folders = pattern
     while local_glob.has_magic(folders):

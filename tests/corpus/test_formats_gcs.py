@@ -111,12 +111,12 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
 
 
 def test_folders_in_a_bucket_are_listed_only_if_necessary(client, calls_of, tmp_path):
-    for folder in ("tokens", "more"):
-        client.pipe_file(f"bucket/{folder}/a.npy", np.arange(9, dtype=np.uint32).tobytes())
+    for path in ("tokens/a", "tokens/.hidden", "run[1]/a", "run1/a", "run1/b"):
+        client.pipe_file(f"bucket/{path}.npy", np.arange(9, dtype=np.uint32).tobytes())
     listed = calls_of(metadata, "_list")
     assert grain_sft.open_corpus("gs://bucket/tokens").num_tokens == 9
     assert ("gs://bucket/tokens",) in listed and ("gs://bucket",) not in listed  # the parent may hold very many files
-    grain_sft.open_corpus(["gs://bucket/tokens", "gs://bucket/more"]).save(tmp_path / "index.json")
+    grain_sft.open_corpus(["gs://bucket/tokens/*", "gs://bucket/run[1]"]).save(tmp_path / "index.json")
     listed.clear()
     assert grain_sft.open_corpus(tmp_path / "index.json").num_tokens == 18 and not listed
 

@@ -14,7 +14,7 @@ from typing import Any
 from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format, checked_part, errors_of, formats
-from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
+from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing, is_visible
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus, scan_in_threads
 from grain_sft.corpus.shard import TOKEN_DTYPES
 from grain_sft.errors import CorpusError, CorpusFileError
@@ -175,8 +175,8 @@ def boundaries_of(path: str, listing: DirectoryListing) -> str:
 
 
 def is_glob(path: str) -> bool:
-    """Return whether `path` is a glob pattern. An existing local file is not a pattern, even if its name has brackets."""
-    return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
+    """Return whether `path` is a glob pattern. An existing file or folder is not a pattern, even if its name has brackets."""
+    return glob.has_magic(path) and not is_visible(path)
 
 
 def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) -> Sequence[str]:
@@ -201,15 +201,14 @@ def expand(path: str) -> list[str]:
     if files.is_remote(path):
         if path.endswith(TOKEN_SUFFIXES) or files.is_file(path):
             return [path]
-        found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
+        found = files.glob(f"{glob.escape(path.rstrip('/'))}/**/*.npy")
     elif os.path.isdir(path):
         path = files.absolute(path)
         found = _below(path)
     else:
         return [path]
     # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
-    depth = path.rstrip("/").count("/") + 1  # number of names in `path`, which itself may be in a hidden folder
-    found = [file for file in found if not any(name.startswith(".") for name in file.split("/")[depth:])]
+    found = [file for file in found if file.count("/.") == path.count("/.")]  # `path` itself may be in a hidden folder
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
     for form in formats():
