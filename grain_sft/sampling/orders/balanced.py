@@ -16,7 +16,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     The cost of a row is the cost of its attention: the sum of the squares of its segment lengths.
 
     Advantages: the devices of a step finish together. Nothing is padded, and the rows of a step do not depend on the hosts.
-    Disadvantages: a step has either long documents or short documents. An epoch takes 8 bytes of memory per row, and 0.3 s of
+    Disadvantages: a step has either long documents or short documents. An epoch takes 8 bytes of memory per row, and 0.5 s of
     work per million rows.
 
     Rows of equal cost are in random order. If the steps of an epoch do not read all rows, the unread rows are random.
