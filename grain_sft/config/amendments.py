@@ -103,7 +103,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the pair of the amendments of a run, and of those of each stage. Each list has one item for each of `entries`.
+    """Return the amendments of a run, and those of each stage. Each of these lists has one item for each of `entries`.
 
     Stages number their documents differently. So the item of a `withdraw` entry differs by stage: an amendment with the stage's
     own numbers, or None if the stage has none of the documents. The run gets the amendment of the first stage that has them.

@@ -16,11 +16,8 @@ from grain_sft.errors import ConfigError
 from grain_sft.options import REQUIRED, Section, check_value, options_of
 from grain_sft.sampling import ORDERS
 
-TRAINER_KEYS = (
-    *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
-    *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
-)
-"""Ignored keys of trainers that look like misspelt keys of ours, such as `data_seed` for `epoch_seed`."""
+TRAINER_KEYS = ("eval_batch_size", "val_batch_size", "transformer")
+"""Ignored keys of trainers that look like misspelt keys of ours: `val_batch_size` is similar to `batch_size`."""
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +68,7 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""By required key of a GPTConfig: our section that may replace it, and the keys of the section of which one is enough."""
+"""Required keys of a GPTConfig. Each may be missing if our section, such as `corpus`, has at least one of the listed keys."""
 
 _NEAR = 0.8  # similarity (of difflib) from which an unknown key counts as misspelt
 

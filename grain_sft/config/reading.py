@@ -147,14 +147,15 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
             merged.pop(excluded, None)
     for key, value in top.items():
         below = merged.get(key)
-        if value is None and key in _REMOVED_BY_NULL and not isinstance(below, Mapping):  # a mapping is a source of a mixture
+        # a mapping `below` is a source of a mixture that has the name `key`
+        if value is None and key in _REMOVED_BY_NULL and not isinstance(below, Mapping):
             merged.pop(key, None)
             continue
         if isinstance(value, Mapping):
             below = below if isinstance(below, Mapping) else {}
             kind, below_kind = value.get("kind"), below.get("kind")
             if key == "layout" and None not in (kind, below_kind) and kind != below_kind:
-                below = {name: below[name] for name in ("sequence_length",) if name in below}
+                below = {name: length for name, length in below.items() if name == "sequence_length"}
             value = overlay(below, value)
         merged[key] = value
     return merged

@@ -1,7 +1,7 @@
 """Stages of a config that has `replace` amendments.
 
-If an amendment replaces the files of a source, for example, a new stage begins at the amendment's step. `keys_of_stage` returns
-the keys of an amendment that have this effect.
+A new stage begins at the step of an amendment that replaces, for example, the files of a source. `keys_of_stage` returns the
+keys of an amendment that have this effect.
 
 Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches from step 10 on,
 step 20 reads data step 25.
@@ -62,9 +62,9 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
 
 
 def _divide(begin: int, end: int, stage: Section, replacements: Sequence[Replacement]) -> Iterator[tuple[int, int, Section]]:
-    """Yield the parts of a stage, which a replacement of one of its sources divides at the replacement's step.
+    """Divide a stage at each replacement of one of its sources, and yield the parts as tuples (begin, end, part).
 
-    The stage has the data steps `begin` to `end` - 1. Its parts are of the same form: (begin, end, part). The steps of
+    The stage has the data steps `begin` to `end` - 1, and each part those from its own `begin` to `end` - 1. The steps of
     `replacements` are ascending. A replacement at `begin` or before changes the first part, and does not divide the stage.
     """
     for step, section in replacements:
@@ -80,17 +80,18 @@ def _divide(begin: int, end: int, stage: Section, replacements: Sequence[Replace
 def _stages_of(
     config: Mapping[str, Any], replacements: Sequence[Replacement], maker: PartsMaker
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield (first data step, data step after the last, stage) of each stage. The stage has its whole corpus and sampler.
+    """Yield (first data step, data step after the last, stage) of each stage.
 
-    The data step after the last is `sys.maxsize` for a stage without an end. `replacements` are as in `_divide`.
+    The yielded stage has all keys of its corpus and sampler, also those that it inherits. The data step after the last is
+    `sys.maxsize` for a stage without an end. `replacements` are as in `_divide`.
     """
     stages = config.get("stages") or [{}]
     begin = 0
     for stage, whole in zip(stages, configs_of_stages({**config, "stages": stages}), strict=True):
         steps = stage.get("steps")
         if stage.get("tokens"):
-            # To count steps, the stage is made as it is at its first step. Only the layout has the number of tokens of a row:
-            # in kind `pairs`, it is more than the `sequence_length` of the config.
+            # To count the steps, make the layout of the stage's first part: in kind `pairs`, a row has more tokens than the
+            # `sequence_length` of the config.
             _, _, first_part = next(_divide(begin, sys.maxsize, whole, replacements))
             steps = Stage(*maker.make(first_part), tokens=stage["tokens"]).num_steps
         end = sys.maxsize if steps is None else begin + steps
@@ -164,18 +165,18 @@ def _added_reweights(
     entries: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[Mapping[str, Section]]:
-    """Yield the `reweight` amendments that are added if `replacements` divide `stages`.
+    """Yield `reweight` amendments that keep the weights as they are without the division of `stages` by `replacements`.
 
-    Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
-    latest amendment, whatever the schedule of an earlier stage has set since. The added amendments keep the weights that the
-    config has without the division. `stages` are as `_stages_of` yields them. `entries` are `amendments` and those that were
-    added before. An example of one source:
+    Within a stage, the latest weight counts, from an amendment or from the stage's schedule. A new stage begins with the weight
+    of the latest amendment, even if the schedule of the stage before has set another weight since. An example of one source:
 
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2
       200    the schedule gives weight 3            3
       300    a replacement divides the stage        3        weight 3: otherwise, the new stage begins with weight 2 of step 100
       400    the next stage of the config begins    2        weight 2: otherwise, this stage begins with weight 3 of step 300
+
+    `stages` are as `_stages_of` yields them. `entries` are `amendments` and those that were added before.
     """
     # changes of weights by the amendments: those of the config, and those with the added amendments
     amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
@@ -205,7 +206,7 @@ def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[i
     # by step; within one step, the schedule comes before the amendments
     for since, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
         if since <= step:
-            # if an entry repeats the schedule's last weight, an amendment stays in force, as in `Mixture.reweighted`
+            # an entry that repeats the schedule's weight before it does not end an amendment, as in `Mixture.reweighted`
             weights |= {name: weight for name, weight in given.items() if is_amendment or weight != planned[name]}
             planned |= {} if is_amendment else given
     return weights

@@ -121,8 +121,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
         Without either key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`. Default: the value of
-        `sampler.on_exhausted`. In a source that is a mixture itself, this key is the default for the inner sources, and
-        `sampler.on_exhausted` does not apply to them. There, it may also be `repeat`, which is its own default.
+        `sampler.on_exhausted`. In a source that is a mixture itself, this key replaces `sampler.on_exhausted` for the inner
+        sources: it may also be `repeat`, which is its default there.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
