@@ -28,7 +28,7 @@ _UNUSED = {
 def trace(parser: Parser) -> None:
     """Declare `grain-sft trace`."""
     parser.add_config(host="only rows of host h of H (default: all hosts)")
-    asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
+    asked = parser.add_argument_group("questions (give one)").add_mutually_exclusive_group(required=True)
     add = asked.add_argument
     add("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
     add("--between", nargs=2, metavar="NAME", help=_BETWEEN)
@@ -39,7 +39,8 @@ def trace(parser: Parser) -> None:
     table = "table of epochs, rows and tokens read, after each N steps (default: 1000); epochs count from 0"
     add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="N", help=table)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 if the run never ends)")
+    epochs = "epochs to search or list (default: all; if the run never ends, up to the epoch in which its last stage begins)"
+    add("--epochs", type=at_least(1), help=epochs)
     add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")
     add("--summary", action="store_true", help="print the tokens and documents of each source, instead of the trace")
     add("--no-trainable", action="store_true", help="don't count the tokens that take loss, and read no loss files")
@@ -64,8 +65,8 @@ def run_trace(options: argparse.Namespace) -> None:
             title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
     # a clock on stderr would disturb lines that appear while the trace runs
-    shown = elapsed("Tracing") if options.output or options.summary else contextlib.nullcontext()
-    with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
+    clock = elapsed("Tracing") if options.output or options.summary else contextlib.nullcontext()
+    with clock, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
             writer(table)
 
@@ -102,7 +103,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         given = [f"{name}:{number}" if name else str(number) for name, number in asked]
         return documents, f"document {', '.join(given)}"
     failed: list[tuple[str, CorpusError]] = []
-    parts = list(run.parts)  # (name, part, layout): a source of a mixture, its layout, and the layout of its stage
+    parts = list(run.parts)  # (name of a source, or ""; the source's layout; the layout of its stage)
     for name, part, layout in parts:
         try:
             if options.record is not None:
