@@ -51,7 +51,7 @@ def bench(parser: Parser) -> None:
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step, not counting the wait for data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
-    add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: one per core, up to 8)")
+    add("--max-workers", type=at_least(0), metavar="N", help="try up to N worker processes (default: one per core, at most 8)")
     made_up = parser.add_argument_group("measurements of made-up corpora, without CONFIG")
     add = made_up.add_argument
     only = "measure only this benchmark; may be given several times (default: all)"

@@ -37,12 +37,16 @@ class Guard:
             self._status = command()
         except BaseException as error:
             status = error.code if isinstance(error, SystemExit) else 1
+            # the code of a SystemExit: a status, None for 0, or a message for 1
             self._status = status if isinstance(status, int) else int(status is not None)
             raise
         return self._status
 
     def _install(self) -> None:
-        """Install the signal handler, and start the second thread. Outside the main thread, do nothing."""
+        """Install the signal handler, and start the second thread.
+
+        Do nothing outside the main thread, or if SIGINT is ignored or already has a handler.
+        """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return  # SIGINT is ignored, as in a background job of a shell, or has another handler
         try:
@@ -52,8 +56,8 @@ class Guard:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        # multiprocessing's resource tracker, a child process, gets this option; else it warns of shared memory that killed
-        # processes have left
+        # The option is for multiprocessing's resource tracker, a child process. Without it, the tracker would warn about shared
+        # memory that killed processes have left.
         sys.warnoptions.append("ignore:resource_tracker")
         if self._exits:
             atexit.register(self._end)  # it is registered first, so it runs last
@@ -76,7 +80,7 @@ class Guard:
         """End the process. In a forked child, do nothing."""
         if os.getpid() == self._pid:
             self._leave()
-            time.sleep(LEAVE)  # `_leave` has returned, so the second thread is ending the process
+            time.sleep(LEAVE)  # `_leave` has returned, so an earlier call of it is ending the process
 
     def _watch(self, read: int) -> None:
         """End the process if the signal handler does not end it in time. Runs in the second thread."""

@@ -73,7 +73,8 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, exits: bool) -> int:
     """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # If the shell has closed stderr (`2>&-`), the next file to be opened would get descriptor 2, and then all errors.
+        # If the shell has closed stderr (`2>&-`), the next file to be opened would get descriptor 2, and errors would go
+        # into that file.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):

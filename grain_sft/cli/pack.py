@@ -65,7 +65,7 @@ def pack(parser: Parser) -> None:
     add("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help="packing algorithm (default: compare all)")
-    add("--compare", action="store_true", help="also compare all algorithms and --algorithm, after its report")
+    add("--compare", action="store_true", help="after the report of --algorithm, also compare it with all algorithms")
     parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
     parser.add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument

@@ -17,7 +17,7 @@ def inspect(parser: Parser) -> None:
     parser.add_config(host="rows of host h of H (default: 0/1, all rows)")
     add = parser.add_argument
     add("--step", type=at_least(0), required=True, metavar="K", help="step, from 0")
-    add("--row", type=at_least(0), metavar="R", help="row of the host's batch (default: 0; with --html, all rows)")
+    add("--row", type=at_least(0), metavar="R", help="row of the host's batch (default: 0; with --html, as many as fit)")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
     add("--html", metavar="FILE", help="write a page with this step, the step before it and the step after it")
     colour = "when to use colours (default: auto, that is, on a terminal unless NO_COLOR is set)"
