@@ -197,9 +197,9 @@ class Corpus(CorpusData):
         """Write an index that `open_corpus` opens without scanning the files again.
 
         Args:
-          path: Path of the JSON file, written atomically. Files in its folder or below are listed by relative paths, so that
-            the folder can be moved.
-          format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
+          path: Path of the JSON file, written atomically.
+          format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads. In a "grain_sft" index, files in the
+            folder of `path` or below are listed by relative paths, so that the folder can be moved.
           sequence_length: Number of tokens in a row, for a "maxtext" index only.
           tokenizer: Name of the tokenizer, for a "maxtext" index only. None means the tokenizer of the corpus.
 

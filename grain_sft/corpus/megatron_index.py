@@ -110,8 +110,8 @@ def parse(
 ) -> tuple[Ints, Ints]:
     """Return the token offset and the length of each document, or of each sequence, in a range of sequences.
 
-    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. If a document crosses a border
-    of the range, only its sequences in the range are returned.
+    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. A document that crosses a
+    border of the range is cut at the border.
 
     Args:
       data: All bytes of the index.

@@ -97,7 +97,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Report the first invalid value of each loss file, such as a 2 in a mask."""
-    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # no shard begins at the last
+    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # the last border is an end
         if shard.loss is None:  # the shard has no loss file
             continue
         path, encoding = shard.loss.path, shard.loss.encoding

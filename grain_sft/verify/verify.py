@@ -60,7 +60,7 @@ def verify(
         ("corpus", corpus is not None, "plan"),
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
-        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # used by corpora and by configs
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # for every kind except "plan"
         # options also apply to the `corpus` that a plan is compared with
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):

@@ -238,8 +238,8 @@ def _check_training(folder: str, found: Sequence[str]) -> None:
     training = {file[: match.start()]: file for file in found for match in _TRAINING.finditer(file)}
     for file in found:
         for match in _HELD_OUT.finditer(file):
-            if trained := training.get(file[: match.start()]):
-                problem = f"holds {trained} and {file}, so a run would also train on held-out tokens"
+            if training_file := training.get(file[: match.start()]):
+                problem = f"holds {training_file} and {file}, so a run would also train on held-out tokens"
                 fix = f"Give a glob of the training files, or '{folder.rstrip('/')}/**/*.npy' for all files"
                 raise CorpusError(f"{folder}: {problem}. {fix}.")
     for split in sorted({files.parent(file) for file in found} - {files.absolute(folder).rstrip("/")}):

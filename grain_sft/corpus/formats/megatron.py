@@ -114,7 +114,7 @@ class Megatron(Format):
         return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the prefix that `path` or its file names, or the prefixes in the folder `path`, if it has any."""
+        """Return [prefix] if `path` is a prefix or one of its files; otherwise, the prefixes in the folder `path`, or []."""
         stem = _stem(path)
         return [stem] if stem != path or _is_index(f"{path}{_INDEX}") else self._in_folder(path, listing)
 

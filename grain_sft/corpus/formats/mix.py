@@ -30,7 +30,7 @@ class Mix(Format):
         if files.is_remote(path):
             return path if path.endswith(LIST_SUFFIXES) else None
         head = head_of(path)
-        # not a text file, a .npy file of another name, or an index in JSON
+        # these are not mixes: a missing or binary file, a .npy file of another name, an index in JSON
         if head is None or b"\0" in head or head.startswith((MAGIC, b"{")):
             return None
         return path

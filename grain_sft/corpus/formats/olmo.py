@@ -41,7 +41,7 @@ class Olmo(Format):
             names = listing.names(folder)
             if any(_MASKS.fullmatch(name) for name in names):
                 return folder
-            # without masks, files of these names are this format's only if the metadata state that there are none
+            # a folder without masks has this format only if its metadata state that the corpus has no masks
             if any(_TOKENS.fullmatch(name) for name in names) and _stated_masks(folder, listing)[0] is False:
                 return folder
         return None

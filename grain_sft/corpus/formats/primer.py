@@ -18,7 +18,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.storage import files
 
 _FILE = re.compile(r"(train|val)_(input_ids\.bin|labels\.bin|idx\.npy)|shard_00000(_labels\.bin|_idx\.npy|\.bin)")
-_LINKS = "shard_00000"  # begin of the links' names
+_LINKS = "shard_00000"  # beginning of the links' names
 _META = "meta.json"
 
 
