@@ -25,7 +25,7 @@ FIRST_CONTACT = 6.0
 probably wrong, or the network does not reach it."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt
+_FIRST_ATTEMPT = 10.0  # maximum seconds of the first attempt
 # after these errors, no server has answered
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO for 500, EIO for unknown statuses
@@ -165,7 +165,10 @@ def server_of(client: Any, path: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a repetition may succeed: after status 408, 429 or 5xx (not 501), a broken connection, or a wrong body."""
+    """Return whether a repetition may succeed.
+
+    It may after status 408, 429 or 5xx (not 501), after expired credentials of gcsfs, a lost connection, or a wrong body.
+    """
     if isinstance(error, (ReplacedError, RefusedError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     if isinstance(error, (WrongBodyError, RequestFailedError, EOFError)) or _is_unanswered(error):
