@@ -9,7 +9,7 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# A setting keeps up with a step if the median wait for the step's batch is at most the larger of these two.
+# A setting keeps up with a step only if the median wait for the step's batch is at most the larger of these two.
 TOLERATED_SHARE = 0.02  # share of the step
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another counts as equal to it
@@ -81,7 +81,7 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     longest_ms = max(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
         wait = f"a step of {longest_ms:g} ms waits {_wait_ms(recommended, longest_ms):.2f} ms for its batch"
-        longer_steps = f"a batch takes {recommended['ms_per_batch']:.2f} ms, so longer steps should not wait"
+        longer_steps = f"a batch takes {recommended['ms_per_batch']:.2f} ms, so steps longer than that should not wait"
         return f"no measured setting is enough, and this is as fast as any: {wait}; {longer_steps}"
     threads, _, workers = choice.setting
     if workers:
@@ -130,7 +130,7 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from _head(figures, name)
     yield ""
     columns = SPEED | {"of a step": "{of_step:.2f}"}
-    yield from Table("", "stages (rows read before)", columns, {row["name"]: row for row in figures["stages"]}).lines()
+    yield from Table("", "stages (data in memory)", columns, {row["name"]: row for row in figures["stages"]}).lines()
     columns = dict(SPEED)
     for number, wait in enumerate(recommended["waits"]):
         columns[f"wait/{wait['step_ms']:g} ms"] = f"{{waits[{number}][median_ms]:.3f}}"

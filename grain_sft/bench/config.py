@@ -82,7 +82,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     rows = [delivered(setting, rounds) for setting, rounds in measured.items()]
     choice = choose(rows, first["slowest_ms"])
     recommended = delivered(choice.setting, run.last_rounds(choice.setting))
-    # `whole` is the time of a whole step, of which the table of stages states shares
+    # the table of stages states each stage's share of `whole`, the time of a whole step
     host, layout, whole = pipeline.sampler.host, pipeline.source.layout, medians[WHOLE]
     recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
     # a worker process has two buffers (see `_Run._round`), and its threads have a third one
@@ -134,7 +134,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     first = pipeline.first_step
     endless = copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
-    # at least one step, which raises the error if it is the failing one
+    # at least one step; if the first step fails, reading it raises the error
     steps = min([pipeline.end_step, max(first + 1, pipeline.sampler.failing_step), *changes]) - first
     repeated: Any = _FirstSteps(pipeline, steps)
     endless.audit, endless.observers, endless.sampler = None, (), repeated

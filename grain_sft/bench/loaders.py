@@ -205,7 +205,7 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
             for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=withdrawn_documents)])):
                 run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
                 loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
-            plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, 100).values()
+            plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=100).values()
             row = {"us": plain * 1e6, "withdrawn_us": amended * 1e6, "of_speed": plain / amended}
             figures[f"{kind}, {rows} x {length:,}"] = row
     columns = {"us/batch": "{us:.0f}", "withdrawn": "{withdrawn_us:.0f}", "of speed": "{of_speed:.2f}"}

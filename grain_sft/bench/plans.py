@@ -63,7 +63,7 @@ _AFTER = """
 print(json.dumps({"seconds": time.perf_counter() - begin, "rows": count, **memory()}))
 """
 
-# program that runs the command line of its arguments
+# program that runs `grain-sft` with its own arguments
 _COMMAND = """
 from grain_sft.cli.main import main
 status = main()
@@ -97,20 +97,20 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
         figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(folder / name))
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
         raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, ours {figures[PACKED]['rows']}. Report this.")
-    columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
+    columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "peak MB": "{peak_mb:.0f}"}
     yield Table("plans", "plans, on one core", columns, figures)
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands. Only the first command has an empty cache, and plans."""
+    """Yield a table of the seconds and the memory of commands. Only the first command makes a plan: its cache is empty."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
-    span = f"{first}:{max(last, first + 1)}"
+    interval = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))
-    steps = ("trace", config, "--steps", span)
+    steps = ("trace", config, "--steps", interval)
     written = (*steps, "--output", str(folder / "lines.csv"))
     commands: dict[str, tuple[str, ...]] = {
-        f"cold: plan, order, trace --steps {span}": written,
-        f"warm: trace --steps {span}": written,
+        f"cold: plan, order, trace --steps {interval}": written,
+        f"warm: trace --steps {interval}": written,
         "warm: the same, --summary": (*steps, "--summary"),
         "warm: the same without counting loss": (*written, "--no-trainable"),
         "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),

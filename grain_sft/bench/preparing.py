@@ -84,7 +84,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
         # the speed is measured with all documents, so `title` and `files` are those of the last `count`
         rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of tokenizer": "{of_bare:.2f}"}
-    columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
+    columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "peak MB": "{peak_mb:.0f}"}
     yield Table("prepare", "preparing, one core", columns, rows)
 
 

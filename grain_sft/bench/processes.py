@@ -79,7 +79,7 @@ def orders(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of orders of many rows: the seconds to the first batch, the memory, and the time of a step."""
     rows = str(scale.order_rows)
     name = f"{scale.order_rows:,} rows"
-    columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
+    columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "peak MB": "{peak_mb:.0f}"}
     columns |= {"ms a step": "{step_0_ms:.3f}", "at 10,000,000": "{step_10m_ms:.3f}"}
     figures = {
         f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=str(folder)),

@@ -27,7 +27,7 @@ _SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
     """Return the batches of the first `steps` steps, or of fewer if they take `seconds` or reach the limits of a sample."""
     until = time.perf_counter() + seconds
-    batches = [batch_of_arrays(pipeline, 0)]  # an error if it is not a dict of arrays
+    batches = [batch_of_arrays(pipeline, 0)]  # raises PipelineError if the batch is not a dict of arrays
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
     while len(batches) < count and time.perf_counter() < until:
         batches.append(pipeline[len(batches)])
@@ -35,10 +35,10 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return functions by name: `LIMIT`, which only copies a batch, the stages of a step in order, and the whole step.
+    """Return the functions to measure, by name: `LIMIT` copies a batch, the next ones are the stages, and `WHOLE` is the step.
 
     Each call runs the stage for the next step, on inputs that were computed beforehand. A whole step may be faster than its
-    stages together, because a whole step may filter and shift rows while it reads them.
+    stages together, because it may apply `NgramFilter` and `ShiftTargets` while it reads rows.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
