@@ -114,8 +114,7 @@ class LineChecker:
             self._lose_step(f"action={action}; expected one of {', '.join(kinds)}.")
             return
         if action != LOAD and self._needed == LOAD:
-            self._report(f"action={action} before any {LOAD}; expected {LOAD} first.")
-            self._needed = RESUME
+            self._lose_step(f"action={action} before any {LOAD}; expected {LOAD} first.")
         kinds[action](fields)
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
