@@ -14,7 +14,7 @@ from grain_sft.progress import elapsed
 def config(parser: Parser) -> None:
     """Declare `grain-sft config`."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("config", nargs="?", metavar="CONFIG", help="config to check and print, with inherited values")
+    what.add_argument("config", nargs="?", metavar="CONFIG", help="config to print, with inherited values")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema of configs, for editors")
 
 

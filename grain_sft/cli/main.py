@@ -77,7 +77,7 @@ def _guarded(*, exits: bool) -> int:
         # into that file.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
-    if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
+    if sys.stdout.errors in ("strict", "surrogateescape") and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the encoding of stdout lacks
     arguments = sys.argv[1:]
     name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,7 +89,7 @@ def _note_other_split(report: Report, path: str) -> None:
     """If `path` has two splits, add a note that only the training split was checked."""
     other = os.path.join(path, "val")
     if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-        sentence = f"only the training split was checked. Check the validation split: grain-sft verify {other}"
+        sentence = f"only the training split was checked. Check the validation split: grain-sft verify {shlex.quote(other)}"
         report.note("files", path, sentence)
 
 

@@ -31,10 +31,10 @@ def test_a_sound_corpus_is_sound(tmp_path, kind, full, monkeypatch):
 
 def test_verify_states_which_split_of_a_folder_it_checks(tmp_path):
     for split in ("train", "val"):
-        write_olmo(tmp_path / "sft" / split, documents(20))
-    (finding,) = (each for each in check(tmp_path / "sft").findings if "training split" in each.message)
-    assert not finding.wrong and finding.message.endswith(f"grain-sft verify {tmp_path / 'sft' / 'val'}")
-    assert not any("split" in each.message for each in check(tmp_path / "sft" / "train").findings)
+        write_olmo(tmp_path / "my sft" / split, documents(20))
+    (finding,) = (each for each in check(tmp_path / "my sft").findings if "training split" in each.message)
+    assert not finding.wrong and finding.message.endswith(f"grain-sft verify '{tmp_path / 'my sft' / 'val'}'")
+    assert not any("split" in each.message for each in check(tmp_path / "my sft" / "train").findings)
 
 
 IMPOSSIBLE = [

@@ -258,5 +258,5 @@ def test_colours_are_printed_only_on_terminals_without_no_color_and_any_encoding
 
     assert b"\x1b[" in on_terminal()
     assert b"\x1b" not in on_terminal(NO_COLOR="1")
-    done = subprocess.run(command, capture_output=True, env=environment | {"PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(command, capture_output=True, env=environment | {"LC_ALL": "C", "PYTHONUTF8": "0"})
     assert (done.returncode, done.stderr) == (0, b"") and rb"\u2502" in done.stdout and b"\x1b" not in done.stdout
