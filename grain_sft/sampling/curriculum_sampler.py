@@ -10,7 +10,7 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_pair, check_choice
 from grain_sft.errors import SamplerError
 from grain_sft.layout import groups
-from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
@@ -95,6 +95,7 @@ class CurriculumSampler(EpochSampler):
             self._bucket_orders.append(order(num_rows, seed=source.seed, cache_dir=cache_dir))
         # These epochs have only the rows that steps read, so no step has rows of two epochs.
         epochs_of_stream = RunningEpochs(self._sizes.num_rows, self._sizes)
+        as_integer("epochs", epochs or 1, 1, SamplerError, MOST_ROWS // self._sizes.num_rows)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
         self._set_stream(source, epochs_of_stream, self._rows_of, batching)
 

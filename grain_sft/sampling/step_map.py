@@ -51,8 +51,8 @@ class StepMap:
             self._shifts[-1] += as_integer("skip: steps", count, 1, SamplerError)
         self._ends = [*self.steps[1:], sys.maxsize]  # first step of the trainer to which each shift no longer applies
         self._data_steps = [step + shift for step, shift in zip(self.steps, self._shifts, strict=True)]
-        if max(self.steps[-1], self._data_steps[-1]) > sys.maxsize:
-            raise SamplerError(f"skip: step {self.steps[-1]} reads data step {self._data_steps[-1]}. Skip fewer steps.")
+        if (most := max(self.steps[-1], self._data_steps[-1])) > sys.maxsize:
+            raise SamplerError(f"step {most}: expected a number below 2^63. Skip fewer steps, or shorten a stage.")
 
     def data_step(self, step: int) -> int:
         """Return the data step that the trainer's `step` reads. A step before `origin` has the same shift as `origin`."""

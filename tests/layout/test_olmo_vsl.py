@@ -105,6 +105,7 @@ WRONG_OPTIONS = [
     ("layout.min_sequence_length", 64, "min_sequence_length=64: expected less than sequence_length=64"),
     ("sampler.order", "olmo", "sampler.order is for rows of one length, but the rows of this layout have several"),
     ("sampler.num_cycles", 0, "num_cycles is 0"),
+    ("sampler.epochs", 1 << 63, r"epochs=9223372036854775808: expected at most \d+"),
     ("sampler.curriculum", "grow", "curriculum is 'grow'.*grow_p2"),
     ("sampler.global_batch_tokens", 96, "global_batch_tokens is 96"),
 ]

@@ -294,7 +294,7 @@ def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
     assert [step for data_steps in ranges for step in data_steps] == read
 
 
-@pytest.mark.parametrize("skip", [(0, 10**30), (10**30, 1)])
-def test_a_skip_beyond_int64_is_an_error(skip):
-    with pytest.raises(SamplerError, match="Skip fewer steps"):
-        StepMap([skip])
+@pytest.mark.parametrize(("skips", "origin"), [([(0, 10**30)], 0), ([(10**30, 1)], 0), ([], 10**30)])
+def test_a_step_beyond_int64_is_an_error(skips, origin):
+    with pytest.raises(SamplerError, match=r"^step \d+: .* Skip fewer steps, or shorten a stage"):
+        StepMap(skips, origin)
