@@ -126,11 +126,12 @@ class PartsMaker:
             order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
             if section.get("max_epochs") is not None:
                 order["epochs"] = section["max_epochs"]
-            _check_source(own_layout, order, f"{self._where}: source {name!r}")
-            source = sources[name] = self._source(keys, own_layout)
-            if source.layout.orders_rows and "order" not in section.get("sampler", {}):
-                order["order"] = "sequential"
-            return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
+            with naming(self._where, f"{self._where}: source {name!r}"):
+                _check_source(own_layout, order, self._where)
+                source = sources[name] = self._source(keys, own_layout)
+                if source.layout.orders_rows and "order" not in section.get("sampler", {}):
+                    order["order"] = "sequential"
+                return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
 
         defaults = {key: value for key, value in corpus.items() if key != "mixture"}
         mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")

@@ -154,7 +154,7 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     corpus: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     sampler: dict[str, Any] = {}
-    transforms: tuple[Any, ...] | None = ()
+    transforms: tuple[Any, ...] | None = None
 
 
 def _without(options: Options, *names: str) -> dict[str, Option]:
@@ -209,7 +209,7 @@ def config_schema() -> dict[str, Any]:
     schema = definitions.pop("Config")
     for name in ("Corpus", "Source"):
         mixture = definitions[name]["properties"]["mixture"]
-        mixture |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
+        mixture |= {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/Source"}}
         mixture.pop("anyOf", None)  # the schema of `dict | None`
     for kind in LAYOUTS:
         definitions[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}

@@ -117,8 +117,6 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
     """
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
-    if not entries:
-        raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
     # the first of `known` is "step"
     for number, entry in enumerate(entries):
         at, step = f"{where}[{number}]", entry["step"]

@@ -161,7 +161,7 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
     """Open a list by the format that the caller names, else by the first that detects it, else by the format "files"."""
     listing = DirectoryListing()
     if not paths:
-        raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
+        raise CorpusError("the corpus is an empty list of files: a corpus has at least one file. Give its files.")
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if _detects_list(form, remapped, listing))
     form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))

@@ -19,7 +19,6 @@ def test_the_error_names_the_config_and_the_mistake(config, tmp_path):
         ("inherits", 5, "inherits is 5; expected the path of another config."),
         ("corpus.path", 5, "corpus.path is 5; expected text or a list."),
         ("corpus.path", [None], "corpus.path[0] is None; expected text or a number."),
-        ("corpus.path", [], "empty list of files"),
         ("corpus.path", "none.txt", "none.txt"),
         ("corpus.dtype", "int32", "uint32"),
         ("corpus.remote", {"second": 7}, "corpus.remote: unknown key 'second'"),

@@ -13,7 +13,7 @@ from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import CorpusMetadata
 from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
-from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
+from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, as_token_id, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
 from grain_sft.storage import MANY_THREADS, FileStamp, describe, file_stamp, files, in_threads
@@ -145,7 +145,7 @@ def corpus_of(
     """Return the corpus of `shards`. `eos_token_id` overrides that of `metadata`. `fields` are more fields of `Corpus`."""
     facts = {name: value for name, value in vars(metadata).items() if name != "path"}
     if eos_token_id is not None:
-        facts["eos_token_id"] = eos_token_id
+        facts["eos_token_id"] = as_token_id("eos_token_id", eos_token_id, dtype, fields.get("signed", False))
     try:
         return Corpus(shards=shards, dtype=dtype, **facts, **fields)
     except CorpusError as error:
