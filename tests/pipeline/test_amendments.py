@@ -106,7 +106,7 @@ def test_a_run_resumes_only_with_the_amendments_of_its_past_steps(corpus, tmp_pa
     more.iter().set_state(changed.iter(start_step=7).get_state())
     grain.experimental.set_next_index(more.iter(), 9)
     with pytest.raises(PipelineError, match="amendment 1 differs"):
-        changed.iter().set_state({"next_step": 9, "amendments": None})
+        changed.iter().set_state({**plain.iter(start_step=9).get_state(), "amendments": None})
     assert len({each.receipt.code for each in (plain, changed, more)}) == 3
     record = str(tmp_path / "record.json")
     for pipeline, step in ((plain, 0), (changed, 5), (more, 7)):
