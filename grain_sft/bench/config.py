@@ -201,8 +201,8 @@ class _Run:
         """Measure a setting: half of the time without training steps, then with training steps of each length."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
         # Maximum numbers of batches that are made or begun before `next` asks for them. Each worker process fills two buffers
-        # of `prefetch` batches: its own, and one in the process that calls `next`. Three more batches may be outside of
-        # the full buffers: one for each buffer, which waits for room, and one that waits for `next`.
+        # of `prefetch` batches: its own, and one in the process that calls `next`. Three more batches may wait outside: one
+        # for room in each of the two buffers, and one for `next`.
         in_threads = setting.prefetch + setting.threads if setting.threads else 0
         in_processes = setting.worker_count * (in_threads + 2 * setting.prefetch + 3)
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:

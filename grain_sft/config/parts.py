@@ -66,7 +66,7 @@ class PartsMaker:
             with naming(self._where, f"{self._where}: layout"):
                 source = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
                 length = source.layout.sequence_length
-                # A layout with default transforms of its own may have longer rows, which these cut, as `megatron_gpt` has.
+                # Only a layout with its own default transforms, such as `megatron_gpt`, may have longer rows, which they cut.
                 if length != options["sequence_length"] and tuple(source.layout.transforms) == Layout.transforms:
                     found = f"{name_of(type(source.layout))}: sequence_length={length}, not that of the config"
                     raise LayoutError(f"{found}. Set it to the argument, or state `transforms` that cut the rows.")
@@ -243,10 +243,10 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    The sampler must then read each row once, in the order of the row numbers. An algorithm may do the work of an order:
-    `multipack` packs and shuffles as the system whose order is `openchat`. If the config states this order, `seed` and `epochs`
-    of the sampler are copied to `layout`, and the sampler becomes sequential with one epoch. Otherwise, the config must state
-    a sequential sampler with one epoch, and `layout.seed`.
+    The sampler must then read each row once, in the order of the row numbers. An algorithm may replace an order: `multipack`
+    packs and shuffles as OpenChat does, so it replaces the order `openchat`. If the config states this order, `seed` and
+    `epochs` of the sampler are copied to `layout`, and the sampler becomes sequential with one epoch. Otherwise, the config
+    must state a sequential sampler with one epoch, and `layout.seed`.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

@@ -22,8 +22,7 @@ DATASET_DIR = "dataset_dir"
 """Key of a `GPTConfig` with the same meaning as our `corpus.path`."""
 
 _MOST_INHERITED = 100  # number of configs in the longest chain of `inherits`
-_FILES = ("path", "mixture")
-_EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
+_EXCLUSIVE = (SIZES, SIZES[::-1], ("path", "mixture"), ("mixture", "path"))
 """Pairs (stated key, excluded key): a config that states the first key does not inherit the second."""
 _REMOVED_BY_NULL = ("on_exhausted", "schedule", "transforms")
 """Keys that count as left out if their value is null. Other keys whose value may be null have None as their default."""

@@ -26,7 +26,7 @@ Replacement = tuple[int, Section]
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str, maker: PartsMaker) -> dict[str, Any]:
-    """Return a validated config with a new stage at each replacement that needs one.
+    """Return `config`, which is validated, with a new stage at each replacement that needs one.
 
     `maker` opens corpora only if a stage of the config states `tokens`, its length in tokens.
 

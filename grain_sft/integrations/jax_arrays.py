@@ -133,7 +133,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         batches = [self._prepared(step, block, batch) for block, batch in zip(blocks, batches, strict=True)]
         global_batch = {}
         for key, array in batches[0].items():
-            # None: a block of some columns is narrower than the global array, and all arrays then have one width
+            # a block of some columns is narrower than the global array; then all arrays have one width, and None means it
             width = array.shape[1] if blocks[0].columns is None else None
             global_batch[key] = self._placement(step, width).put([batch[key] for batch in batches])
         return global_batch

@@ -171,7 +171,7 @@ class Layout(FromPieces):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Return the checked pieces of `rows`. Without rows, ask for row 0, because its code may need one."""
+                """Return the checked pieces of `rows`. If `rows` is empty, ask `pieces` for row 0: it may need a row."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)
