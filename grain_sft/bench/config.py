@@ -135,7 +135,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     endless = copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
     # at least one step; if the first step fails, reading it raises the error
-    steps = min([pipeline.end_step, max(first + 1, pipeline.sampler.failing_step), *changes]) - first
+    steps = min([max(first + 1, pipeline.sampler.end_of_batches), *changes]) - first
     repeated: Any = _FirstSteps(pipeline, steps)
     endless.audit, endless.observers, endless.sampler = None, (), repeated
     endless.withdrawals = pipeline.withdrawals and repeated

@@ -82,9 +82,8 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
     """
     lengths = made_up_lengths(scale.plan_documents)
     make_corpus(folder, lengths)
-    np.save(folder / "lengths.npy", lengths)
-    data = str(folder / "data")
-    stored_lengths = str(folder / "lengths.npy")
+    data, stored_lengths = str(folder / "data"), str(folder / "lengths.npy")
+    np.save(stored_lengths, lengths)
     programs = [
         (OURS, _LAYOUT.replace("GROUP", "1"), data),
         (GROUPED, _LAYOUT.replace("GROUP", "len(corpus.shards)"), data),

@@ -60,7 +60,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
-    end = max(_end_of_batches(one), _end_of_batches(other))
+    end = max(one.sampler.end_of_batches, other.sampler.end_of_batches)
     steps = steps[: max(0, end - steps.start)]
     compare = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
     first = next((step for step, num_differing, _ in compare(one, other, steps) if num_differing), None)
@@ -73,15 +73,9 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     return Difference(reasons, steps, first, counted, total_rows, differing_rows, _documents_of_one(one, other, counted))
 
 
-def _end_of_batches(pipeline: Pipeline) -> int:
-    """Return the step after the last one of the run, or the first step that fails because a source has no row left."""
-    failing = (stage.sampler.failing_step for stage in pipeline.stages if stage.sampler.failing_step < stage.end_step)
-    return min(failing, default=pipeline.end_step)
-
-
 def _rows(pipeline: Pipeline, step: int) -> Ints:
     """Return the rows of the global batch of `step`, int64 [rows]; none after the last batch of the run."""
-    return pipeline.sampler.rows(step) if step < _end_of_batches(pipeline) else np.zeros(0, np.int64)
+    return pipeline.sampler.rows(step) if step < pipeline.sampler.end_of_batches else np.zeros(0, np.int64)
 
 
 def _last_change(*pipelines: Pipeline) -> int:
@@ -94,7 +88,8 @@ def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
     """Return whether files, layout and transforms are the same. If so, rows of equal numbers differ only by withdrawals."""
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
-    names, other_names = (list(each.source.layout.parts) for each in (one, other))  # rows are numbered source by source
+    # rows are numbered source by source
+    names, other_names = (list(each.stages[0].source.layout.parts) for each in (one, other))
     parts, other_parts = one.receipt.parts, other.receipt.parts
     differing = (name for name in parts | other_parts if parts.get(name) != other_parts.get(name))
     return names == other_names and all(name == "sampler" or name.startswith("amendment ") for name in differing)
@@ -164,7 +159,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
     """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
-        own = range(max(steps.start, stage.first_step), min(steps.stop, _end_of_batches(stage)))
+        own = range(max(steps.start, stage.first_step), min(steps.stop, stage.sampler.end_of_batches))
         if not own:  # the stage has none of `steps`
             continue
         for lines in iter_trace(stage, own, trainable=False):

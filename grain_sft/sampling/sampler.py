@@ -79,6 +79,11 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.num_steps
 
     @property
+    def end_of_batches(self) -> int:
+        """Step after the last one that has a batch: `end_step`, or `failing_step` if it comes first."""
+        return min(self.end_step, self.failing_step)
+
+    @property
     def steps_per_epoch(self) -> int | None:
         """Number of steps of the first whole epoch. None in a mixture, and in a run that has stages or skips steps."""
         return None

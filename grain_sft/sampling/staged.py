@@ -41,6 +41,7 @@ class StagedSampler(Sampler):
         self.host_blocks = any(stage.host_blocks for stage in self.stages)
         self.consecutive_slots = all(stage.consecutive_slots for stage in self.stages)
         self.num_instances = sum(stage.num_instances for stage in self.stages)
+        self.failing_step = min(stage.failing_step for stage in self.stages)
 
     def at(self, step: int) -> Sampler:
         """Return the sampler of the stage that has `step`. A step outside the run is a `RowIndexError`."""

@@ -104,7 +104,8 @@ class MappedSampler(Sampler):
         self.num_instances, self.epochs, self.runs_on = sampler.num_instances, sampler.epochs, sampler.runs_on
         self.host_blocks, self.consecutive_slots = sampler.host_blocks, sampler.consecutive_slots
         self.streams = tuple(map(self._stream, sampler.streams))
-        self.failing_step = self._map.step_of(sampler.failing_step)
+        if sampler.failing_step < sys.maxsize and (step := self._map.step_of(sampler.failing_step)) < self.end_step:
+            self.failing_step = step
 
     def _stream(self, stream: EpochStream) -> EpochStream:
         """Return `stream` with `begin` and `span` in steps of the trainer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -124,9 +125,7 @@ class StreamSampler(Sampler):
         count = self.host.count
         return slot // (sizes // count) if self.host_blocks or self.consecutive_slots else slot % count
 
-    def find_slots(
-        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
-    ) -> BatchSlots:
+    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
         """See `Sampler.find_slots`. It searches a million indices of an epoch at a time."""
         slots = BatchSlots.joined(self._search(rows, self._checked_epochs(epochs)))
         is_read = (slots.step >= 0) & (slots.step < self.end_step)
@@ -142,9 +141,10 @@ class StreamSampler(Sampler):
             own_rows = rows[(rows >= stream.first_row) & (rows < stream.first_row + num_rows)] - stream.first_row
             if not len(own_rows):
                 continue
-            first_epoch = stream.source.start[0]
-            # in a run without end, only the first epoch
-            for epoch in range(first_epoch, epochs or stream.source.epochs or first_epoch + 1):
+            first_epoch, end = stream.source.start[0], self.end_of_batches
+            # of a source that repeats in a run without end, only the first epoch
+            last_epoch = first_epoch if end == sys.maxsize else stream.begin(end)[0]
+            for epoch in range(first_epoch, epochs or stream.source.epochs or last_epoch + 1):
                 for begin in range(0, num_rows, _INDICES_AT_ONCE):
                     indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, num_rows))
                     rows_read = stream.rows_at(epoch, indices)

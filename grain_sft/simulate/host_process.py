@@ -62,7 +62,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
     # When the last of `steps` is taken, the iterator has requested at least all batches before `end`: it requests more batches
     # only when at most half of those ahead are left.
-    end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step, pipeline.sampler.failing_step)
+    end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.sampler.end_of_batches)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)

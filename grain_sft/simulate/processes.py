@@ -129,7 +129,7 @@ def measure_processes(
 def sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     """Return the sampler of host 0 of `hosts`, or raise a SamplerError if the run does not have the steps."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    end = min(sampler.end_step, sampler.failing_step)
+    end = sampler.end_of_batches
     if not isinstance(steps, range) or steps.step != 1 or not 0 <= steps.start < steps.stop <= end:
         last = "" if end == sys.maxsize else f" <= {end}, where the run or its stage ends"
         raise SamplerError(f"{steps}: expected consecutive steps, 0 <= first < stop{last}.")

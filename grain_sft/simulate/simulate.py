@@ -245,7 +245,7 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None) -> dict[str, Any] | None:
     """Return the figures of a restart at `step` on hosts that have the shard caches of `model`; None if the run has ended."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if step >= min(sampler.end_step, sampler.failing_step):
+    if step >= sampler.end_of_batches:
         return None
     sampler.check_from(step)
     restarted = _model_of(model.reads, sampler, model.conditions)  # its hosts check all files again

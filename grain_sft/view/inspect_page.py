@@ -32,12 +32,14 @@ def inspect_page(
     """
     if rows is not None and not len(rows):
         raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
-    end = min(pipeline.end_step, pipeline.at(step).sampler.failing_step)
-    neighbours = [other for other in (step - 1, step + 1) if pipeline.first_step <= other < end]
+    sampler = pipeline.sampler
+    neighbours = [other for other in (step - 1, step + 1) if sampler.first_step <= other < sampler.end_of_batches]
+    # the number of hosts may change with the batch size, so it need not divide the batch of a neighbour
+    neighbours = [other for other in neighbours if sampler.batch_sizes.at(other) % sampler.host.count == 0]
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in (step, *neighbours):  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))
+        count = len(sampler.rows(number))
         length = pipeline.at(number).source.layout.sequence_length
         most_rows = max(1, MOST_TOKENS // (3 * length))  # a page has up to 3 steps
         chosen = range(min(count, most_rows)) if rows is None else rows
@@ -54,7 +56,7 @@ def inspect_page(
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
-        "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
+        "host": [sampler.host.index, sampler.host.count],
         # index in `steps` of the step to show first
         "at": [entry["step"] for entry in steps].index(step),
         "steps": steps,

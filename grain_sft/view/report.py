@@ -53,7 +53,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     first, end = sampler.first_step, sampler.num_steps
     # of a run that never ends, as many steps as read each row once
     num_steps = sampler.num_instances // sampler.global_batch_size if end is None else end - first
-    total = max(1, min(num_steps, sampler.failing_step - first))  # number of steps that may be sampled
+    total = max(1, min(num_steps, sampler.end_of_batches - first))  # number of steps that may be sampled
     count = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
     evenly_spaced = np.unique(np.linspace(0, total - 1, count).astype(np.int64))
     sampled_steps: list[int] = (first + evenly_spaced).tolist()

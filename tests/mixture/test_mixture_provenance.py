@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, load, put, sections, write_config
+from batches import assert_is_traced, assert_one_run, assert_same, load, put, sections, write_config
 from mixed_corpora import LENGTH, mixed, mixture_config
 from sft_files import documents, make_pairs, write_olmo, write_pairs
 
@@ -17,8 +17,11 @@ from grain_sft.layout import MixtureLayout
 from grain_sft.provenance import checkpoint_table, difference, find_document, summarize, trace
 
 
-def test_the_trace_of_a_mixture_describes_its_batches(folder):
-    pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}])
+@pytest.mark.parametrize("at_the_end", ["stop", "fail"])
+def test_the_trace_of_a_mixture_describes_its_batches(folder, at_the_end):
+    schedule = [{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}]
+    config = mixture_config(folder, schedule=schedule, on_exhausted=at_the_end)
+    pipeline = load(put(config, "corpus.mixture.web.max_epochs", 1))
     found = trace(pipeline, range(10))
     assert_is_traced(found, [pipeline], range(10))
     layout = pipeline.source.layout
@@ -29,6 +32,9 @@ def test_the_trace_of_a_mixture_describes_its_batches(folder):
     assert {name.split("/")[0] for name in summarize(found)["source"]} == seen
     assert sum(summarize(found)["tokens"]) == int((found.stop - found.start).sum())
     assert (found.document[[found.source_names[number] == "web" for number in found.source]] == -1).all()
+    whole, of_documents = trace(pipeline, range(pipeline.sampler.end_of_batches)), find_document(pipeline, [3, 70])
+    assert_same(of_documents.columns(), whole.select(np.isin(whole.document, [3, 70])).columns())
+    assert len(set(of_documents.epoch.tolist())) > 2
 
 
 def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):

@@ -14,7 +14,7 @@ import pytest
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, PackedLayout, PaddedLayout, Pipeline, open_corpus
+from grain_sft import Host, PaddedLayout, Pipeline, open_corpus
 from grain_sft.bench.config import report_speed
 from grain_sft.errors import PipelineError, RowIndexError, SamplerError
 from grain_sft.provenance import checkpoint_table, difference, step_of_checkpoint, steps_between, trace
@@ -91,17 +91,6 @@ def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, la
             assert whole.epoch[whole.step == step][0] == epoch
 
 
-def test_a_table_counts_the_epochs_of_a_layout_that_is_packed_again_for_each_epoch(tmp_path):
-    corpus = open_corpus(write_episodes(tmp_path / "chats", documents(60)))
-    layout = PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=2, epochs=3, cache_dir=tmp_path)
-    pipeline = pipeline_of(layout, order="sequential", epochs=1)
-    table = checkpoint_table(pipeline, 1)
-    whole = trace(pipeline, range(pipeline.sampler.num_steps))
-    for step, epoch in zip(table["step"][:-1], table["epoch"][:-1], strict=True):
-        assert whole.epoch[whole.step == step][0] == epoch
-    assert max(whole.epoch) == 2
-
-
 def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):
     pipeline = pipeline_of(PaddedLayout(open_corpus(write_episodes(tmp_path, documents(40))), 16))
     for last, words in (("step5", "earlier, then a later checkpoint"), ("step99", "ends after 20 steps")):
@@ -113,6 +102,7 @@ def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):
     assert checkpoint_table(endless, 7)["step"] == [7, 10]
     assert checkpoint_table(endless, 7, epochs=2)["step"] == [7, 14, 20]
     skipped = Pipeline(endless.source, endless.sampler, amendments=[grain_sft.pipeline.Amendment(1, skip=2)])
+    assert skipped.sampler.end_of_batches == endless.sampler.end_of_batches
     assert list(checkpoint_table(skipped, 7))[:3] == ["step", "epoch", "rows_into_epoch"]
     assert steps_between(endless, "1", "10000") == range(1, 10000)
 

@@ -236,3 +236,4 @@ def test_documents_of_a_copied_corpus_are_those_of_the_original(corpora, tmp_pat
     stages = [[{"steps": 3, "sampler": {"seed": 9}}, {"corpus": late, "sampler": {"seed": 8}}] for late in (own, copy)]
     one, other = (difference(load(base), load(base | {"stages": each}), steps=range(20), count=20) for each in stages)
     assert one.documents == other.documents and all(one.documents)
+    assert difference(load(base), load(base | {"stages": [{}]})).first_step is None

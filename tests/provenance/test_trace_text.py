@@ -100,12 +100,10 @@ def test_a_missing_tokenizer_a_wrong_tokenizer_and_an_empty_text_are_refused(cor
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
 
-def test_the_tokenizer_that_is_found_for_a_corpus_without_one_is_logged(corpus, chats, tmp_path, caplog):
+def test_the_tokenizer_that_is_found_for_a_corpus_without_one_is_logged(corpus, chats, write_tokens, tmp_path, caplog):
     assert find_tokenizer(corpus) == str(chats / "tokenizer") and not caplog.records
     (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "data" / "raw").mkdir(parents=True)
-    np.arange(50, dtype="<u4").tofile(tmp_path / "data" / "raw" / "a.npy")
-    found = find_tokenizer(open_corpus(tmp_path / "data" / "raw" / "a.npy", eos_token_id=2))
+    found = find_tokenizer(open_corpus(write_tokens("data/raw/a.npy", range(50)), eos_token_id=2))
     assert found == str(tmp_path / "tokenizer")
     assert f"{tmp_path / 'tokenizer'}: used as the corpus's tokenizer" in caplog.text
 

@@ -121,8 +121,9 @@ def test_a_page_shows_steps_of_a_mixture_whose_batches_change_in_size(mixture, t
     browser.open(path)
     browser.press(*"jjjjjn")
     assert browser.run("return document.documentElement.dataset.shown") == "2/2/all"
-    assert main(["inspect", str(mixture), "--step", "1", "--row", "5", "--html", str(path)]) == 0
-    assert [step["step"] for step in data_of(path)["steps"]] == [0, 1]
+    for option in (("--row", "5"), ("--host", "1/2")):  # step 2 has 3 rows: no row 5, and not divided by 2 hosts
+        assert main(["inspect", str(mixture), "--step", "1", *option, "--html", str(path)]) == 0
+        assert [step["step"] for step in data_of(path)["steps"]] == [0, 1]
     assert browser.console() == []
 
 
