@@ -212,13 +212,12 @@ class Watchdog(Observer):
                     return
                 watches = dict(self._watches)
             try:
-                gone = [key for key, watch in watches.items() if not watch.check(perf_counter())]
+                gone = [watch for watch in watches.values() if not watch.check(perf_counter())]
             except Exception as error:  # an error of the watchdog must not end the run
                 logging.warning("The watchdog of stalls failed: %r", error)
                 self._has_ended, gone = True, []
-            with self._lock:
-                for key in gone:
-                    self._watches.pop(key, None)
+            with self._lock:  # compare watches, because a new iterator may have got the `id` of one that is gone
+                self._watches = {key: watch for key, watch in self._watches.items() if watch not in gone}
             shortest = min(interval for watch in watches.values() for interval in (watch.stall, watch.summary))
             if self._watches:
                 with contextlib.suppress(queue.Empty):

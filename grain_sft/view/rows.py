@@ -105,9 +105,10 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
+    names_of_traits = ("splits_rows", "divides_segments", "filters_repetition")
+    traits = {name for name in names_of_traits if any(trait(transform, name) for transform in stage.transforms)}
     # after a transform that splits rows, rows are not those of the trace, so show the rows of the source
-    splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
-    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else batch_of_arrays(pipeline, step)
+    batch = stage.source_at(step).read(stage.sampler.rows(step)) if "splits_rows" in traits else batch_of_arrays(pipeline, step)
     count = len(stage.sampler.rows(step))
     indices = range(count) if rows is None else rows
     for row in indices:
@@ -116,16 +117,17 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = stage.sampler.slots(range(step, step + 1), hosts=[stage.sampler.host.index])
-    divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
-    failing = _rows_of_failing_filter(stage, step)
+    failing = _rows_of_failing_filter(stage, step) if "filters_repetition" in traits else ()
     views = []
     for row in indices:
-        epoch, slot, instance = (int(column[row]) for column in (slots.epoch, slots.slot, slots.row))
+        slot, instance = int(slots.slot[row]), int(slots.row[row])
         origin = origins.select(origins.row == slot)  # `Trace.row` has slots of the global batch
+        # a layout may pack several epochs, which only the trace counts; it has no line for a row without tokens
+        epoch = int(next(iter(origin.epoch), slots.epoch[row]))
         # arrays of the batch that have an item for each row
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.shape(array)[:1] == (count,)})
         pieces = _pieces(origin, is_mixture="" not in stage.source.layout.parts)
-        if divides_segments:
+        if "divides_segments" in traits:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
         notes += [f"padding: {describe_origin(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
@@ -139,8 +141,6 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 def _rows_of_failing_filter(stage: Pipeline, step: int) -> set[int]:
     """Return the rows of this host's batch from which an `NgramFilter` removed the loss."""
     rows = set[int]()
-    if not any(trait(transform, "filters_repetition") for transform in stage.transforms):
-        return rows
     element = stage.source_at(step).read(stage.sampler.rows(step))
     for transform in stage.transforms:
         tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in element else _SOURCE_KEYS[:2]

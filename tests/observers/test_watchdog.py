@@ -127,11 +127,9 @@ def test_a_variable_that_is_not_a_time_is_an_error(folder, monkeypatch, text):
 def watchdog_runs(expected) -> bool:
     """Wait until a watchdog runs or, if `expected` is False, until none runs. Return False after 5 minutes."""
     end = time.monotonic() + 300
-    while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
-        if time.monotonic() > end:
-            return False
+    while any(each.name == "grain_sft-watchdog" for each in threading.enumerate()) is not expected and time.monotonic() < end:
         time.sleep(0.05)
-    return True
+    return time.monotonic() < end
 
 
 def test_no_watchdog_runs_if_stalls_are_not_logged(folder, monkeypatch):

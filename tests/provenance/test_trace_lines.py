@@ -13,9 +13,10 @@ from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTarget
 from grain_sft.errors import PipelineError, RowIndexError, SamplerError
 from grain_sft.layout import MaterializedLayout, traits
 from grain_sft.prepare.materialize import materialize
-from grain_sft.provenance import find_document, iter_trace, summarize, trace
+from grain_sft.provenance import checkpoint_table, find_document, iter_trace, summarize, trace
 from grain_sft.sampling import ORDERS
 from grain_sft.transforms import TrimToMultiple
+from grain_sft.view import view_rows
 
 LENGTH = 16
 PACKED = ("best_fit_decreasing", "first_fit_decreasing", "concat_then_split")
@@ -135,7 +136,10 @@ def test_epochs_may_be_packed_to_different_numbers_of_rows(tmp_path, algorithm):
     found = trace(pipeline, range(pipeline.sampler.num_steps))
     assert_spans(found, layout)
     assert np.unique(found.instance).tolist() == list(range(pipeline.sampler.num_steps * 2))
-    assert np.bincount(found.epoch[np.unique(found.instance, return_index=True)[1]]).tolist()[:-1] == counts[:-1]
+    epochs = found.epoch[np.unique(found.instance, return_index=True)[1]].tolist()
+    assert np.bincount(epochs).tolist()[:-1] == counts[:-1]
+    assert checkpoint_table(pipeline, 1)["epoch"][:-1] == epochs[2::2]
+    assert [view.epoch for step in range(pipeline.num_steps) for view in view_rows(pipeline, step)] == epochs
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
