@@ -88,8 +88,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files."""
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
-        file = shard.boundaries
-        if file is not None:
+        if (file := shard.boundaries) is not None:
             facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *(file.sequences or ())])
     # Whether a document continues in the next shard may depend on the last token of the shard, which its digest covers, and on
     # the number of documents, which the size of `sources_file` states.
@@ -117,11 +116,9 @@ def content_of_corpus(corpus: CorpusData) -> str:
         facts.append([shard.num_tokens, shard.row, next(hashes)])
         if shard.loss is not None:
             facts.append(["loss", shard.loss.kind, next(hashes)])
-        if shard.boundaries is not None:
-            file = shard.boundaries
+        if (file := shard.boundaries) is not None:
             facts.append(["boundaries", file.kind, file.continues, next(hashes), *(file.sequences or ())])
-    weights = [corpus.weights] if corpus.weights else []
-    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, facts, *weights)
+    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, facts, *([corpus.weights] if corpus.weights else []))
 
 
 def name_of_scan(corpus: CorpusData) -> str:

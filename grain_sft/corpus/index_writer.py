@@ -45,8 +45,6 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
             fields["path"] = os.path.abspath(file.path).removeprefix(folder)
         return fields
 
-    # True if the index lists loss files; False if loss files exist, but the corpus ignores them; None if there are none.
-    use_loss_mask = corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None
     optional = {
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "pad_token_id": corpus.pad_token_id,
@@ -63,7 +61,8 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
         "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "use_loss_mask": use_loss_mask,
+        # True if the index lists loss files; False if loss files exist, but the corpus ignores them; None if there are none.
+        "use_loss_mask": corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None,
         **{key: value for key, value in optional.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }

@@ -22,6 +22,7 @@ _DTYPES: dict[str, Dtype] = {key: dtype for dtype in map(np.dtype, TOKEN_DTYPES)
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 _LLM_C = (b"\x88\xd8\x34\x01\1\0\0\0", b"\xa1\xd9\x34\x01\7\0\0\0")  # magic and version of llm.c's token files
+_HEADERS = {**dict.fromkeys(_LLM_C, ("llm.c", 1024)), b"LITPKDS": ("lit-gpt", 24)}  # by the first bytes of a file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,27 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     A .npy header must agree with `dtype`. If `dtype` is None, a file without a header must look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
-    if array.first.startswith(_LLM_C) and not any(array.first[12:1024]):  # bytes 8 to 11: the number of tokens; then zeros
-        problem = f"{path}: begins with the header of llm.c, 1,024 bytes that are not tokens"
-        raise CorpusError(f"{problem}. Remove the header: tail -c +1025 FILE > NEW_FILE.")
+    tool, num_bytes = _foreign_header(array.first, array.stamp.size)
+    if tool:
+        problem = f"{path}: begins with the header of {tool}, {num_bytes:,} bytes that are not tokens"
+        raise CorpusError(f"{problem}. Remove the header: tail -c +{num_bytes + 1} FILE > NEW_FILE.")
     file_stamp.refuse_lfs_pointer(path, array.first)
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a file without a header
         check_plausible(path, array.first, array.dtype)
     return Shard(**vars(array.stamp), num_tokens=array.length), array.dtype
+
+
+def _foreign_header(head: bytes, size: int) -> tuple[str, int]:
+    """Return the tool whose header a file of `size` bytes has, and the bytes of the header; ("", 0) for a file without one."""
+    words = np.frombuffer(head[: len(head) // 4 * 4], "<u4").astype(np.int64)
+    # A chunk of LitData begins with the number of its items, the offset of the first byte of each, and the end of the last.
+    offsets = words[1 : 2 + int(words[:1].sum())]
+    ascends = len(offsets) > 1 and offsets[0] == 4 * (words[0] + 2) and (np.diff(offsets) >= 0).all()
+    if ascends and (offsets[-1] == size or 4 * len(offsets) + 4 == file_stamp.DIGEST_BYTES):  # or `head` ends before them
+        return "LitData", int(offsets[0])
+    return next((header for magic, header in _HEADERS.items() if head.startswith(magic)), ("", 0))
 
 
 def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:

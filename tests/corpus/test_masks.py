@@ -84,8 +84,7 @@ def test_a_saved_index_records_whether_masks_are_ignored(parts, tmp_path):
         assert json.loads(index.read_text())["use_loss_mask"] is False
         ignoring = open_corpus(index)
         assert ignoring.ignores_loss and not ignoring.has_loss
-        again = open_corpus(index, use_loss_mask=True)
-        assert again.fingerprint == open_corpus(parts, eos_token_id=sft.EOS).fingerprint
+        assert open_corpus(index, use_loss_mask=True).fingerprint == open_corpus(parts, eos_token_id=sft.EOS).fingerprint
         open_corpus(where, eos_token_id=sft.EOS).save(index)
         assert open_corpus(index).has_loss
         assert open_corpus(index, use_loss_mask=False).ignores_loss

@@ -77,7 +77,7 @@ def test_documents_and_splits_are_the_same_whatever_the_header_counts(tmp_path):
 
 
 def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
-    one, two = (write_megatron(tmp_path / "data" / name, DOCS, "uint16") for name in ("one_text_document", "two"))
+    one, two, _ = (write_megatron(tmp_path / "data" / name, DOCS, "uint16") for name in ("one_text_document", "two", "._two"))
     monkeypatch.chdir(tmp_path)
     alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
     files = [f"{one}.bin", f"{one}.idx"]
@@ -226,15 +226,14 @@ def test_an_index_that_is_cut_short_or_lists_nothing_is_refused(tmp_path):
     for size in range(len(data)):
         (tmp_path / "a.idx").write_bytes(data[:size])
         assert f"{prefix}.idx" in error_of(prefix, format="megatron")
-    prefix = write_megatron(tmp_path / "b", [], entries=False, borders=[])
-    assert "the document index has no entry" in error_of(prefix)
+    assert "the document index has no entry" in error_of(write_megatron(tmp_path / "b", [], entries=False, borders=[]))
 
 
 def test_paths_and_options_that_do_not_fit_are_refused(tmp_path):
     one = two = write_megatron(tmp_path / "a", DOCS)
     other = write_megatron(tmp_path / "c", DOCS, "uint16")
     np.arange(5, dtype=np.uint16).tofile(tmp_path / "x.npy")
-    write_megatron(tmp_path / "both" / "a", DOCS)
+    _, *splits = (write_megatron(tmp_path / name, DOCS) for name in ("both/a", "splits/train_a", "splits/valid_a"))
     shutil.copy(tmp_path / "x.npy", tmp_path / "both")
     assert open_corpus(tmp_path / "both", format="megatron").num_tokens == 13
     for path, keys, expected in (
@@ -246,6 +245,7 @@ def test_paths_and_options_that_do_not_fit_are_refused(tmp_path):
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
         (one, {"root": tmp_path / "other"}, "lies outside of"),
         (tmp_path / "both", {}, "a.idx. Give format='megatron'"),
+        (tmp_path / "splits", {}, f"holds {splits[0]}.bin and {splits[1]}.bin, so a run would also train on held-out tokens"),
         ([1, tmp_path, 1, one], {}, "2 prefixes; expected one for each weight"),
         (tmp_path / "nothing", {"format": "megatron"}, "nothing: neither a prefix of .bin and .idx files nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was given"),

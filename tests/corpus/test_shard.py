@@ -106,8 +106,8 @@ def test_an_empty_file_holds_no_token(tmp_path, write_tokens, raw, dtype):
 def test_a_raw_file_that_ends_within_a_token_is_refused(tmp_path):
     for dtype, size in (("uint16", 2), ("uint32", 4), ("uint64", 8)):
         (tmp_path / "a.npy").write_bytes(bytes(10 * size + 1))
-        message = error_of(tmp_path / "a.npy", dtype=dtype)
-        assert f"{10 * size + 1} bytes is not a multiple of {size}, the size of a {dtype}." in message
+        expected = f"a.npy: {10 * size + 1} bytes is not a multiple of {size}, the size of a {dtype}."
+        assert expected in error_of(tmp_path / "a.npy", dtype=dtype)
 
 
 WRONG = ("int8", "int32", "int64", "float16", "float32", ">u4", ">u2", "bool", "complex64", "S4", "U2", "M8[s]", "V4")
@@ -137,6 +137,9 @@ DAMAGED_HEADERS = [
     (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),
     (b"version https://git-lfs.github.com/spec/v1\n" + bytes(1), "is a pointer of Git LFS"),
     (struct.pack("<256i", 20240520, 1, 9, *[0] * 253) + bytes(16), "the header of llm.c, 1,024 bytes that are not tokens"),
+    (struct.pack("<4I", 2, 16, 20, 24) + bytes(8), "the header of LitData, 16 bytes that are not tokens"),
+    (struct.pack("<5000I", 4999, *range(20004, 70000, 10)[:4999]), "the header of LitData, 20,004 bytes"),
+    (b"LITPKDS" + bytes(41), "the header of lit-gpt, 24 bytes"),
 ]
 NOT_DICTS = ("", "{", "not python", "[1, 2]", "5", "(" * 300, "-" * 5000 + "1", "__import__('os').abort()")
 INCOMPLETE = ("{'descr': '<u4'}", "{'descr': '<u4', 'shape': (2,)}", "{'shape': (2,)}")

@@ -74,12 +74,14 @@ def test_a_listed_mask_whose_tokens_are_not_listed_is_named(parts):
         assert "belongs to the token file" in sft.error_of(where, dtype="uint8")
 
 
-@pytest.mark.parametrize("name", ["notes.json", "data.parquet", "more.jsonl.gz", "tokens.mix", "notes.yml", "mix.txt"])
-def test_files_whose_names_are_not_those_of_token_files_are_refused(parts, name):
-    (parts / name).write_bytes(b"12345678")
-    message = sft.error_of(f"{parts}/*", dtype="uint8")
-    expected = f"{name}: not a token file's name. Name token files only; open a mix"
-    assert expected in message or f"{name}: a Parquet file" in message
+NOT_TOKENS = ["json", "parquet", "jsonl.gz", "mix", "yml", "txt", "arrow", "pkl", "ds.index", "tfrecord-00000-of-00001"]
+
+
+@pytest.mark.parametrize("suffix", NOT_TOKENS)
+def test_files_whose_names_are_not_those_of_token_files_are_refused(parts, suffix):
+    (parts / f"data.{suffix}").write_bytes(b"12345678")
+    expected = "a Parquet file" if suffix == "parquet" else "not a token file's name. Name token files only; open a mix"
+    assert f"data.{suffix}: {expected}" in sft.error_of(f"{parts}/*", dtype="uint8")
 
 
 def test_a_part_continues_a_document_only_if_the_part_before_it_is_listed_before_it(parts):

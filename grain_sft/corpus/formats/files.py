@@ -24,7 +24,8 @@ TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 
 BOUNDARIES = ".csv.gz"
-_NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
+_RECORDS = "gz|xz|zip|zst|json|jsonl|txt|csv|tsv|arrow|array_record|tfrecord.*|mds|npz|pkl|pt|safetensors"
+_NOT_TOKENS = re.compile(rf".*\.({_RECORDS}|mix|md|ya?ml|toml|log|py|idx|index|metadata|loss|crc|arrays)")
 
 # names of splits in paths, such as data/train/0.npy and fineweb_val_000000.npy
 _TRAINING = re.compile(r"(?<=[/_.-])train(?=[/_.-])")
@@ -210,11 +211,11 @@ def expand(path: str) -> list[str]:
     # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
     found = [file for file in found if file.count("/.") == path.count("/.")]  # `path` itself may be in a hidden folder
     if not found:
-        raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
+        raise CorpusFileError(f"{path}: holds no .npy file. Give a glob of the training files, if they have another suffix.")
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
-    _check_training(path, found)
+    check_training(path, found)
     return found
 
 
@@ -232,7 +233,7 @@ def _below(folder: str) -> list[str]:
     return sorted(os.path.join(each, name) for each, _, names in walked for name in names if name.endswith(".npy"))
 
 
-def _check_training(folder: str, found: Sequence[str]) -> None:
+def check_training(folder: str, found: Sequence[str]) -> None:
     """Refuse files of a validation split among `found`, the token files below `folder`."""
     # The key is the path before the name of the split: "data/fineweb_" for "data/fineweb_train_0.npy".
     training = {file[: match.start()]: file for file in found for match in _TRAINING.finditer(file)}
@@ -240,7 +241,8 @@ def _check_training(folder: str, found: Sequence[str]) -> None:
         for match in _HELD_OUT.finditer(file):
             if training_file := training.get(file[: match.start()]):
                 problem = f"holds {training_file} and {file}, so a run would also train on held-out tokens"
-                fix = f"Give a glob of the training files, or '{folder.rstrip('/')}/**/*.npy' for all files"
+                # the suffix of `file` is .npy or .bin
+                fix = f"Give a glob of the training files, or '{folder.rstrip('/')}/**/*{file[-4:]}' for all files"
                 raise CorpusError(f"{folder}: {problem}. {fix}.")
     for split in sorted({files.parent(file) for file in found} - {files.absolute(folder).rstrip("/")}):
         # `Format.training_files` removes val/ if train/ exists, so a val/ that is left has no train/ next to it

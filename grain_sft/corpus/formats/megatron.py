@@ -20,7 +20,7 @@ from grain_sft.corpus import megatron_index
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.files import joined_split
+from grain_sft.corpus.formats.files import check_training, joined_split
 from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, is_visible, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, scan_in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
@@ -122,8 +122,9 @@ class Megatron(Format):
         """Return the sorted prefixes in a folder or, if it has none, in its subfolder train/."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
-            stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
+            stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX) and not name.startswith("."))
             prefixes = [files.join(folder, stem) for stem in stems if f"{stem}{_TOKENS}" in names]
+            check_training(folder, [f"{prefix}{_TOKENS}" for prefix in prefixes])
             if prefixes:
                 return prefixes
         return []

@@ -31,9 +31,7 @@ class Mix(Format):
             return path if path.endswith(LIST_SUFFIXES) else None
         head = head_of(path)
         # these are not mixes: a missing or binary file, a .npy file of another name, an index in JSON
-        if head is None or b"\0" in head or head.startswith((MAGIC, b"{")):
-            return None
-        return path
+        return None if head is None or b"\0" in head or head.startswith((MAGIC, b"{")) else path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         entries = parse_mix(found, files.read_text(found))

@@ -8,7 +8,6 @@ The files of part NNNN are:
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from grain_sft.corpus.formats import CorpusMetadata, DirectoryListing, Format
 from grain_sft.corpus.formats.files import boundaries_of
@@ -39,10 +38,9 @@ class Olmo(Format):
         """Return the folder that has the parts: `path` or its subfolder train/. None if neither has them."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
-            if any(_MASKS.fullmatch(name) for name in names):
-                return folder
+            has_tokens, has_masks = (any(map(pattern.fullmatch, names)) for pattern in (_TOKENS, _MASKS))
             # a folder without masks has this format only if its metadata state that the corpus has no masks
-            if any(_TOKENS.fullmatch(name) for name in names) and _stated_masks(folder, listing)[0] is False:
+            if has_masks or (has_tokens and _stated_masks(folder, listing)[0] is False):
                 return folder
         return None
 
@@ -142,12 +140,10 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
     """Return the metadata in dataset_statistics.json. Values of wrong types, which other tools write, are left out."""
-    metadata: dict[str, Any] = {}
-    for key, kind in {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}.items():
-        value = configuration.get(key)
-        if type(value) is kind and value != -1:  # -1: the tokenizer has no such token
-            metadata[key] = value
-    return CorpusMetadata(**metadata)
+    kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
+    values = {key: configuration.get(key) for key in kinds}
+    # -1: the tokenizer has no such token
+    return CorpusMetadata(**{key: value for key, value in values.items() if type(value) is kinds[key] and value != -1})
 
 
 def _check_whole(folder: str, names: frozenset[str]) -> None:
