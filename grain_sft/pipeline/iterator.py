@@ -102,7 +102,7 @@ class PipelineIterator(StepIterator[Element]):
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or not {_STEP, _PIPELINE} <= state.keys():
-            raise PipelineError(f"not a state of Pipeline.iter: {state!r}; expected '{_STEP}' and '{_PIPELINE}'. Give a saved one.")
+            raise PipelineError(f"not a state of Pipeline.iter: {state!r}; expected '{_STEP}' and '{_PIPELINE}'. Give one.")
         for name in (_AMENDMENTS, _STAGES):
             texts = state.get(name) or []
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
