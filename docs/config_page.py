@@ -15,7 +15,6 @@ from grain_sft.config.sections import CORPUS, LAYOUT, SAMPLER, STAGE, TOP, Sched
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Options, expected, help_in_configs, is_struct, kinds_of, options_of
 from grain_sft.registry import table_of
-from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import TRANSFORMS
 
 PAGE = Path(__file__).with_name("config.md")
@@ -29,7 +28,6 @@ def tables() -> dict[str, Options]:
     return {
         "top": TOP,
         "corpus": CORPUS,
-        "remote": options_of(RemoteOptions),
         "layout": LAYOUT,
         **{f"layout {kind}": options for kind in LAYOUTS if (options := layout_options(kind))},
         "sampler": SAMPLER,

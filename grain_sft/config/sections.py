@@ -52,7 +52,7 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         of Megatron's prefixes (`[0.3, a, 0.7, b]`). A relative path starts at the folder of the config. If nothing exists
         there, the path starts at the working directory. Required without `mixture`.
       mixture: Several corpora with weights, by name. See [sources](#sources-of-a-mixture).
-      remote: How files in a bucket are read; see [remote files](#remote-files).
+      remote: How files in a bucket are read; see [corpora in a bucket](cloud.md).
       pad_token_id: Id of the token that fills rows; `null` means the EOS token of the corpus. Default: the corpus's own
         padding id, else its EOS token, else 0.
     """
