@@ -102,8 +102,9 @@ class Sampler(abc.ABC):
     def steps_of_epochs(self, epochs: int | None) -> int:
         """Return the number of steps, from step 0 on, that read the first `epochs` epochs.
 
-        None means the epochs of the run, or one epoch if the run never ends. More epochs than the run has are a
-        `SamplerError`. If the last step also reads rows of the next epoch, only a mixture includes it in the number.
+        None means the epochs of the run. If the run never ends, it means the epochs up to the one in which the sampler starts:
+        only epoch 0, except in a later stage of a run. More epochs than the run has are a `SamplerError`. If the last step also
+        reads rows of the next epoch, only a mixture includes it in the number.
         """
 
     @abc.abstractmethod
@@ -133,8 +134,7 @@ class Sampler(abc.ABC):
 
         Args:
           rows: Numbers of the rows to find.
-          epochs: Number of epochs to search, counted from epoch 0. None means the epochs of the run, or one epoch if the run
-            never ends.
+          epochs: Number of epochs to search, counted from epoch 0. None is as in `steps_of_epochs`.
           hosts: Hosts whose slots are returned; None means all hosts.
 
         Raises:
