@@ -39,7 +39,7 @@ def trace(parser: Parser) -> None:
     table = "table of epochs, rows and tokens read, after each N steps (default: 1000); epochs count from 0"
     add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="N", help=table)
     add = parser.add_argument
-    epochs = "epochs to search or list (default: all; if the run never ends, up to the epoch in which its last stage begins)"
+    epochs = "epochs to search or list (default: all; if they never end, up to the one in which the last stage begins)"
     add("--epochs", type=at_least(1), help=epochs)
     add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")
     add("--summary", action="store_true", help="print the tokens and documents of each source, instead of the trace")

@@ -180,8 +180,8 @@ def find_document(
       pipeline: Pipeline of any host.
       documents: Numbers of the documents, as in a trace.
       host: Host whose rows are searched. None searches the rows of all hosts.
-      epochs: Number of epochs to search; in a mixture, number of epochs of each source. None searches all epochs. If the
-        run never ends, None searches up to the epoch in which the last stage begins, which is epoch 0 without stages.
+      epochs: Number of epochs to search; in a mixture, number of epochs of each source. None searches all epochs; of a
+        source that is read without end, only those up to the epoch in which the last stage begins (epoch 0 without stages).
       trainable: Whether to count tokens that take loss, as in `trace`.
 
     Raises:

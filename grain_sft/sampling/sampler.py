@@ -134,7 +134,8 @@ class Sampler(abc.ABC):
 
         Args:
           rows: Numbers of the rows to find.
-          epochs: Number of epochs to search, counted from epoch 0. None is as in `steps_of_epochs`.
+          epochs: Number of epochs to search, counted from epoch 0. None means all epochs that have batches;
+            of a source that is read without end, only the epoch in which the sampler starts.
           hosts: Hosts whose slots are returned; None means all hosts.
 
         Raises:

@@ -8,6 +8,7 @@ The files of part NNNN are:
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from grain_sft.corpus.formats import CorpusMetadata, DirectoryListing, Format
 from grain_sft.corpus.formats.files import boundaries_of
@@ -141,7 +142,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
     """Return the metadata in dataset_statistics.json. Values of wrong types, which other tools write, are left out."""
     kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-    values = {key: configuration.get(key) for key in kinds}
+    values: dict[str, Any] = {key: configuration.get(key) for key in kinds}
     # -1: the tokenizer has no such token
     return CorpusMetadata(**{key: value for key, value in values.items() if type(value) is kinds[key] and value != -1})
 
