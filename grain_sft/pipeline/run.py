@@ -65,7 +65,7 @@ class ObservedIterator(Protocol):
 
 
 Arrival = tuple[Any, int, tuple[int, ...], float, float]
-"""Delivered batch: `IteratorStats` of the iterator, step, shape of the first array, and the times (`time.perf_counter`) of the
+"""Delivered batch: `IteratorStats` of the iterator, step, [rows, tokens of a row], and the times (`time.perf_counter`) of the
 request and of the arrival. A plain tuple takes less time to make than a named tuple."""
 
 

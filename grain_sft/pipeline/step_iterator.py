@@ -6,7 +6,7 @@ import abc
 import math
 import threading
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grain
 
@@ -106,15 +106,16 @@ class StepIterator(grain.DatasetIterator[T]):
             since, ahead = perf_counter(), self._ahead
             # `result.value` is None until a thread has made the batch
             result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
-            batch = self._wait(step, since) if result is None or result.value is None else result.value
+            batch: Any = self._wait(step, since) if result is None or result.value is None else result.value
             try:  # inline, because a call would add 0.7 % to the time of materialized rows of long documents
-                shape = tuple(next(iter(batch.values())).shape) or (0,)  # type: ignore[attr-defined]
+                shape = tuple(next(iter(batch.values())).shape) or (0,)
+                if "chosen_ids" in batch:  # the tokens of preference pairs are in `prompt_ids`, `chosen_ids` and `rejected_ids`
+                    shape = shape[0], sum(array.shape[1] for key, array in batch.items() if key.endswith("_ids"))
             except (AttributeError, TypeError, StopIteration):  # a transform made something else than a dict of arrays
                 shape = (0,)
             now, delivery = perf_counter(), None
             if self._recorders:
-                writer, tokens = self._is_writer(step), math.prod(shape)
-                delivery = Delivery(self.pipeline, step, writer, shape[0], tokens, now - since)
+                delivery = Delivery(self.pipeline, step, self._is_writer(step), shape[0], math.prod(shape), now - since)
             self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
             # `_ahead` must not keep the batch in memory. Before step `ahead.due`, dropping the value is enough.

@@ -29,11 +29,10 @@ def test_counters_count_each_delivered_row_once(folder, threads, named):
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
     steps = [batch["inputs"].size for batch in take(pipeline, threads=threads)]
-    assert len(steps) == ROWS // BATCH
     assert list(counts().values()) == [ROWS, sum(steps), len(steps), len(steps), 1]
     assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
     assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
-    assert counted("next_step") == len(steps)
+    assert counted("next_step") == len(steps) == ROWS // BATCH
 
 
 def test_each_batch_is_counted_once_while_threads_hand_out_batches_and_prometheus_collects(folder):
@@ -82,6 +81,7 @@ MADE = {
     "a pair": (lambda batch: (batch["inputs"], batch["targets"]), 0),
     "nothing": (lambda batch: {}, 0),
     "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
+    "pairs": (lambda batch: {"chosen_ids": batch["inputs"][:, :25], "rejected_ids": batch["targets"][:, 25:]}, BATCH),
     "another library's": (lambda batch: {"inputs": TORCH_LIKE}, BATCH),
 }
 """A function that a transform calls, and the number of rows that are counted in its result."""

@@ -145,7 +145,6 @@ PROGRAM = """
 import atexit, os, sys, threading, time
 atexit.register(lambda: print(time.time()))  # registered first, so it runs last
 import grain
-import numpy as np
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
 class Sleeper(grain.transforms.Map):
