@@ -101,16 +101,17 @@ class PipelineIterator(StepIterator[Element]):
             later stages. Amendments and stages that begin at the step of `state` or later are not compared.
           RowIndexError: The pipeline does not have the step.
         """
-        if not isinstance(state, dict) or not {_STEP, _PIPELINE} <= state.keys():
+        if not isinstance(state, dict) or not (state.keys() == {_STEP} or {_STEP, _PIPELINE} <= state.keys()):
             raise PipelineError(f"not a state of Pipeline.iter: {state!r}; expected '{_STEP}' and '{_PIPELINE}'. Give one.")
         for name in (_AMENDMENTS, _STAGES):
             texts = state.get(name) or []
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
                 raise PipelineError(f"state: '{name}' is {texts!r}; expected a list of texts. Give a saved state.")
         expected = self.pipeline.data_key
+        saved = state.get(_PIPELINE, expected)  # a user may have written {"next_step": 5}
         # version 0.1 wrote the index of the saving host into states of order `maxtext`: compare as if it were 0
-        if re.sub(r"host=Host\(index=\d+", "host=Host(index=0", str(state[_PIPELINE])) != expected:
-            found = f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}"
+        if re.sub(r"host=Host\(index=\d+", "host=Host(index=0", str(saved)) != expected:
+            found = f"the state is of another pipeline.\n  state:    {saved}\n  pipeline: {expected}"
             fix = "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             raise PipelineError(f"{found}\n{fix}")
         step = checked_step(self.pipeline, state[_STEP])
