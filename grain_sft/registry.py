@@ -2,22 +2,26 @@
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import importlib
-import marshal
+import io
 import multiprocessing
+import os
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
+
+import cloudpickle
 
 from grain_sft.errors import GrainSftError
 
 Entry = TypeVar("Entry")
 
 _FOLDER = str(Path(__file__).parent)
+_OF_PROCESS = os.urandom(16)
 _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}  # words for types in messages
 
 
@@ -144,26 +148,46 @@ def name_of(entry: Any) -> str:
 
 def is_ours(entry: Any) -> bool:
     """Return whether a class or function is part of this package."""
-    return bool(entry.__module__.startswith("grain_sft."))
+    return str(getattr(entry, "__module__", "")).startswith("grain_sft.")
 
 
-def code_sha256(entry: Any) -> str | None:
-    """Return a hash of an entry's code; None for an entry of this package.
+def code_sha256(entry: Any, state: Any = None) -> str | None:
+    """Return a hash of an entry's code, and of the values in `state`; None for an entry of this package.
 
-    It is the SHA-256 of the entry's file. Without a file, as in a notebook, it is the SHA-256 of a function's code, and None
-    for a class. A `functools.partial` is hashed with its arguments.
+    It is the SHA-256 of the entry's file, and of the pickle of `state`. If there is no file, as in a notebook, or if the entry
+    is not a class or a function, such as a `functools.partial`, the entry itself is pickled too.
     """
-    if isinstance(entry, functools.partial):
-        values = code_sha256(entry.func), entry.args, sorted(entry.keywords.items())
-        return hashlib.sha256(repr(values).encode()).hexdigest()
     if is_ours(entry):
         return None
-    file = Path(getattr(sys.modules.get(entry.__module__), "__file__", None) or "")
-    if file.is_file():
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    function = getattr(entry, "__code__", None)
-    # marshal's format 2, because in later formats, the same code has other bytes in another process
-    return None if function is None else hashlib.sha256(marshal.dumps(function, 2)).hexdigest()
+    module = getattr(getattr(entry, "func", entry), "__module__", "")  # `func` is the function of a `functools.partial`
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    content = file.read_bytes() if file.is_file() else b""
+    if not content or state is not None or not isinstance(entry, type | types.FunctionType):
+        pickled = io.BytesIO()
+        try:
+            _Pickler(pickled).dump((entry, state))
+        except Exception:  # for example, a lock in a closure cannot be pickled
+            pickled.write(_OF_PROCESS)
+        content += pickled.getvalue()
+    return hashlib.sha256(content).hexdigest()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickler whose bytes are the same in all processes. They do not restore the object.
+
+    cloudpickle gives a class of a notebook another number in each process, and a set has another order in each.
+    """
+
+    _seen: tuple[type, ...] = ()
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, set | frozenset):
+            return sorted(map(repr, value))
+        if not isinstance(value, type) or value.__module__ != "__main__":
+            return None
+        members = [] if value in self._seen else [each for each in vars(value).items() if each[0] != "_abc_impl"]
+        self._seen = *self._seen, value  # a method that calls `super()` holds its class
+        return value.__qualname__, value.__bases__, members
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

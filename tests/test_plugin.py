@@ -23,7 +23,6 @@ from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 from grain_sft.sampling import ORDERS
 
 LENGTH, PAIR, PLUGIN = 32, np.arange(2), Path(__file__).parent / "plugin"
-CHANGES = {"layout": {"stride": 13}, "sampler": {"seed": 4}}
 MASKED = {"tokens": {"high": [*range(950, 1000)], "low": [3]}, "share": 0.5}
 
 
@@ -81,7 +80,7 @@ def test_a_change_of_an_option_or_a_transform_changes_the_receipt(tmp_path):
     stated = config(tmp_path)
     (ran := load(stated))[0]  # changes an attribute of `MaskTokens`
     assert ran.receipt == load(stated, host=Host(1, 2)).receipt
-    changes = [{section: {**stated[section], **changed}} for section, changed in CHANGES.items()]
+    changes = [{"layout": stated["layout"] | {"stride": 13}}, {"sampler": stated["sampler"] | {"seed": 4}}]
     for other in (*changes, {"transforms": stated["transforms"][:2]}):
         assert str(load(stated | other).receipt) != str(ran.receipt)
 
@@ -203,8 +202,11 @@ def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_erro
             assert layout.data_key.endswith(f"rows={layout.receipt['layout']})")  # so a run's state fits only its rows
             counts.append(len(layout))
     assert counts[0] < counts[1]
-    assert len({grain_sft.registry.code_sha256(eval(f"lambda: {n}", {"__name__": "no file"})) for n in (0, 0, 1)}) == 2
-    assert len({grain_sft.registry.code_sha256(functools.partial(min, n)) for n in (0, 0, 1)}) == 2
+    monkeypatch.delattr("__main__.__file__", raising=False)  # as in a notebook
+    own = "type('Own', (), {{'n': {}, '__module__': '__main__'}})"
+    codes = ("lambda: {}", "lambda n={}: n", "(lambda n: lambda: n)({})", "functools.partial(min, {})", own, own + "()")
+    entries = [eval(code.format(n), {"__name__": "no file", "functools": functools}) for code in codes for n in (0, 0, 1)]
+    assert len({grain_sft.registry.code_sha256(*each) for entry in entries for each in ((entry,), (max, entry))}) == 24
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -230,9 +232,8 @@ def chats(tmp_path):
 
 
 def test_a_template_from_outside_prepares_a_corpus(tmp_path, chats):
-    inputs = (Dataset((str(chats),)),)
     name = "grain_sft_example.templates:SHOUTING"
-    prepare(Request(inputs, name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
+    prepare(Request((Dataset((str(chats),)),), name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
     corpus = grain_sft.open_corpus(tmp_path / "out")
     assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
 

@@ -39,16 +39,14 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints, documents: Document
       LayoutError: The columns are not pieces that fit the rows and the corpus.
     """
     method = f"{name_of(type(layout))}.pieces"
-    try:
+    found = f"{method}: a result of type {type(columns).__name__}"
+    with entry_errors(LayoutError, found, "Expected int64 columns of one length."):
         int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
         pieces = Pieces._make(int64s)
         shapes = {column.shape for column in int64s if column is not None}
         if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
             raise ValueError(f"columns of shapes {sorted(shapes)}")
         faults = _faults(pieces, layout, rows, documents)
-    except (TypeError, ValueError, IndexError) as error:
-        found = f"{method}: a result of type {type(columns).__name__}: {error}"
-        raise LayoutError(f"{found}. Expected int64 columns of one length.") from error
     for fault, wrong in faults.items():
         if wrong.any():
             row, column, shard, start, length = (int(values[wrong.argmax()]) for values in pieces[:5])

@@ -63,12 +63,11 @@ def find_plan(
         hashes.append(_group_hash(group, shards, options.long_documents, use_array_if_local))
         missing = [path for path in _files_of(folder, length, hashes[-1]) if not path.is_file()]
         if missing:
-            raise LayoutError(
-                f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(group)} with "
-                f"{_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}, "
-                f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
-                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give these as `paths`."
-            )
+            sizes = f"{_listed(group)} with {_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}"
+            written = f"{sizes}, long_documents={options.long_documents!r} and source_group_size={size}"
+            found = f"OLMo-core 3.0.0 writes it for {written}. The folder has {_plans_in(folder)}"
+            fix = "If OLMo-core read the same files under other paths, give these as `paths`."
+            raise LayoutError(f"{missing[0]}: no such file. {found}. {fix}")
     return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, group_hash) for group_hash in hashes]))
 
 

@@ -75,10 +75,9 @@ class OlmoVslLayout(Layout):
         self._document: Ints = np.concatenate([numbers for numbers, _ in chunks])
         self._start: Ints = np.concatenate([starts for _, starts in chunks])
         if not len(self._start):
-            raise LayoutError(
-                f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(to_cut)} documents has "
-                f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
-            )
+            problem = f"min_sequence_length={self.min_sequence_length} leaves no row"
+            found = f"the longest of {len(to_cut)} documents has {to_cut.length.max(initial=0)} tokens"
+            raise LayoutError(f"{problem}: {found}. Give a smaller min_sequence_length.")
         if has_sidecars:
             # A document that crosses a shard border is two documents in `to_cut`. So after 3 crossed borders, document 10 of
             # `to_cut` is document 7 of `documents`. `crossed[i]` is the number of crossed borders before shard i.

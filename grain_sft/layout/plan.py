@@ -76,7 +76,7 @@ def load_plan(
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
     """Return everything that decides a plan, ready for JSON."""
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
-    if code := code_sha256(algorithm.pack):  # only for an algorithm from another package
+    if code := code_sha256(algorithm.pack, algorithm):  # only for an algorithm from another package
         recipe["code"] = code
     if not algorithm.packs_per_epoch:  # the plan is the same for every seed and epoch
         recipe["seed"] = recipe["epoch"] = 0

@@ -48,11 +48,10 @@ class WindowLayout(Layout):
         self._ends: Ints = np.cumsum(self._counts)
         self._starts = self._ends - self._counts
         if not self._counts.any():
-            raise LayoutError(
-                f"{name}={self.max_target_sequence_length} leaves no row: the longest of {len(self._tokens)} shards "
-                f"has {self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next. "
-                f"Give a smaller {name}."
-            )
+            problem = f"{name}={self.max_target_sequence_length} leaves no row"
+            found = f"the longest of {len(self._tokens)} shards has {self._tokens.max(initial=0)} tokens"
+            found += ", and windows don't cross from one shard to the next"
+            raise LayoutError(f"{problem}: {found}. Give a smaller {name}.")
 
     def __len__(self) -> int:
         return int(self._ends[-1])

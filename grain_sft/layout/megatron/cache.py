@@ -87,11 +87,9 @@ def read_stream(
     if found := _only_sound(sound, wrong, path):
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
-    raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed, "
-        "or have no description, but all of them have other shapes. Give the num_samples, sequence_length, seed and "
-        "add_extra_token_to_sequence of the index, or leave out index_dir."
-    )
+    problem = f"{len(described)} indices have this path and seed, or have no description, but all of them have other shapes"
+    fix = "Give the num_samples, sequence_length, seed and add_extra_token_to_sequence of the index, or leave out index_dir."
+    raise LayoutError(f"{folder}: no index of {path} with {listed}. {problem}. {fix}")
 
 
 def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend | None:

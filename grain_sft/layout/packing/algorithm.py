@@ -48,14 +48,12 @@ class PackedRows(NamedTuple):
         Raises:
           LayoutError: A row is wrong, a token is in two rows, or the number of rows is not a multiple of `batch_rows`.
         """
-        try:
+        found = f"algorithm {options.algorithm}: a result of type {type(columns).__name__}"
+        with entry_errors(LayoutError, found, "Expected int64 columns."):
             rows = cls._make(np.asarray(column).astype("i8", casting="safe") for column in columns)
             shapes = [column.shape for column in rows]
             if len(set(shapes[:3])) > 1 or any(len(shape) != 1 for shape in shapes):
                 raise ValueError(f"columns of the shapes {shapes}")
-        except (TypeError, ValueError) as error:
-            found = f"algorithm {options.algorithm}: a result of type {type(columns).__name__}: {error}"
-            raise LayoutError(f"{found}. Expected int64 columns.") from error
         for fault, wrong in rows._faults(lengths, options, batch_rows).items():
             if wrong.any():
                 number, kind = int(wrong.argmax()), "row" if fault.startswith("a row") else "piece"

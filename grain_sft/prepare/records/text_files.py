@@ -159,11 +159,9 @@ def _record_ends(data: bytes | bytearray) -> Iterator[int]:
 def _check_end(path: str, pieces: Iterable[bytes], offset: int) -> None:
     """Refuse text after an array, which ends at `offset`."""
     if any(piece.strip(_SPACE) for piece in pieces):
-        name = shlex.quote(path)
-        raise CorpusFileError(
-            f"{path}: text follows the end of the array, at byte {offset}. Expected one array in a file. If each line is a "
-            f"list of messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
-        )
+        name, found = shlex.quote(path), f"text follows the end of the array, at byte {offset}. Expected one array in a file"
+        fix = f"If each line is a list of messages, make records of them: jq -c '{{messages: .}}' {name} > {name}.jsonl"
+        raise CorpusFileError(f"{path}: {found}. {fix}")
 
 
 def _part(data: bytearray, end: int, offset: int, records: int) -> Part:

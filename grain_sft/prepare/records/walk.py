@@ -51,10 +51,8 @@ def expand(path: str) -> list[str]:
     elif not files.is_remote(path) and not os.path.exists(path):
         paths, problem = [], "no such file"
     if not paths:
-        raise CorpusFileError(
-            f"{path}: {problem}. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
-            "a folder of them. Fix the path."
-        )
+        expected = ".jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or a folder of them"
+        raise CorpusFileError(f"{path}: {problem}. Expected {expected}. Fix the path.")
     return paths
 
 

@@ -53,12 +53,12 @@ def render(
     as_integer(f"{name}: min_tokens", template.min_tokens, 0, PrepareError)
     with entry_errors(PrepareError, name, "Fix its code."):
         results = list(made.render(conversations))
-    if len(results) != len(conversations):
-        problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
-        raise PrepareError(f"{problem}; expected one of each. Fix its code.")
-    for result in results:
-        check_type(f"{name}: a result", result, Rendered | RecordError, "a Rendered or a RecordError")
-    with entry_errors(PrepareError, name, "Fix its code."):  # tokens and loss may be anything
+        if len(results) != len(conversations):
+            problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
+            raise PrepareError(f"{problem}; expected one of each. Fix its code.")
+        for result in results:
+            check_type(f"{name}: a result", result, Rendered | RecordError, "a Rendered or a RecordError")
+        # tokens and loss may be anything
         return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
 
 

@@ -179,9 +179,8 @@ class Format:
 
         `name` is the name of the format.
         """
-        if is_ours(getattr(self, function)):
-            return contextlib.nullcontext()
-        return entry_errors(PrepareError, f"format {name}: {function}", "Fix its code.")
+        raised = entry_errors(PrepareError, f"format {name}: {function}", "Fix its code.")
+        return contextlib.nullcontext() if is_ours(getattr(self, function)) else raised
 
     def divided(self, ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
         """Return the result of `rule`. If it is of another package, check that each kept document is in one split."""

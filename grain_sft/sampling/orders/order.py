@@ -132,12 +132,12 @@ class Order:
                 where = f"order {name}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))
+                problem = ""
                 if rows.shape != indices.shape or rows.dtype.kind not in "iu":
                     problem = f"{rows.dtype} of shape {list(rows.shape)} for {len(indices)} indices"
-                    raise SamplerError(f"{where}: {problem}. {expected}")
-                outside = np.flatnonzero((rows < 0) | (rows >= num_rows))
-                if len(outside):
+                elif len(outside := np.flatnonzero((rows < 0) | (rows >= num_rows))):
                     problem = f"row {rows[outside[0]]} at index {indices[outside[0]]}; expected 0 to {num_rows - 1}"
+                if problem:
                     raise SamplerError(f"{where}: {problem}. {expected}")
                 return rows
 
@@ -153,7 +153,6 @@ class Order:
 
 def _check_permutation(rows: Array, num_rows: int, where: str) -> None:
     if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
-        raise SamplerError(
-            f"{where}: expected each of {num_rows} rows once; found {rows.dtype} of shape {list(rows.shape)} that "
-            f"repeats or lacks rows. Return a permutation of range({num_rows})."
-        )
+        problem = f"found {rows.dtype} of shape {list(rows.shape)} that repeats or lacks rows"
+        fix = f"Return a permutation of range({num_rows})."
+        raise SamplerError(f"{where}: expected each of {num_rows} rows once; {problem}. {fix}")
