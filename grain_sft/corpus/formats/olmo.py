@@ -142,9 +142,10 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
     """Return the metadata in dataset_statistics.json. Values of wrong types, which other tools write, are left out."""
     kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-    values: dict[str, Any] = {key: configuration.get(key) for key in kinds}
+    stated = {key: configuration.get(key) for key in kinds}
     # -1: the tokenizer has no such token
-    return CorpusMetadata(**{key: value for key, value in values.items() if type(value) is kinds[key] and value != -1})
+    valid: dict[str, Any] = {key: value for key, value in stated.items() if type(value) is kinds[key] and value != -1}
+    return CorpusMetadata(**valid)
 
 
 def _check_whole(folder: str, names: frozenset[str]) -> None:
