@@ -175,13 +175,8 @@ def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(so
     for changed in ({"order": "olmo"}, {"transforms": TRANSFORMS}, {"transforms": [Plain(3), *TRANSFORMS]}):
         with pytest.raises(GrainSftError, match="another pipeline"):
             pipeline(source, **{"transforms": own} | changed).iter().set_state(state)
-    wrong_values = [*itertools.product(("amendments", "stages"), (5, [5])), ("next_step", "5")]
-    for wrong in (
-        {},
-        {"next_step": 5, "parts": {}},
-        {"next_step": -1},
-        *({**state, key: value} for key, value in wrong_values),
-    ):
+    changes = [*itertools.product(("amendments", "stages"), (5, [5])), ("next_step", "5")]
+    for wrong in ({}, {"next_step": 5, "parts": {}}, {"next_step": -1}, *({**state, key: value} for key, value in changes)):
         with pytest.raises(GrainSftError, match=r"expected a list of texts|and 'pipeline'|step='5'|step=-1"):
             resumed.set_state(wrong)
     resumed.set_state({**state, "next_step": np.int64(7)})  # a checkpoint of arrays returns numpy integers
