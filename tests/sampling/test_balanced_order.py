@@ -88,11 +88,11 @@ def test_costs_decide_the_receipt_and_are_required():
     mine = sampler(40, 8)
     other = IndexSampler(40, global_batch_size=8, seed=7, order="balanced", costs=lambda: np.ones(40, np.int64))
     assert mine.receipt != other.receipt and mine.data_key == sampler(40, 8).data_key
-    with pytest.raises(SamplerError, match="costs=layout"):
-        IndexSampler(40, global_batch_size=8, seed=7, order="balanced")
+    of_three, floats = (lambda: np.ones(3, np.int64)), (lambda: np.ones(40))
+    for costs, expected in ((None, "costs=layout"), (of_three, r"int64 of shape \[3\].* 40 rows"), (floats, "costs: float64")):
+        with pytest.raises(SamplerError, match=expected):
+            IndexSampler(40, global_batch_size=8, seed=7, order="balanced", costs=costs).rows(0)
     with pytest.raises(SamplerError, match="chunk_size=2: order 'balanced' arranges the rows of whole epochs"):
         sampler(40, 8, chunk_size=2)
     # Order "shuffle" ignores costs.
     IndexSampler(40, global_batch_size=8, seed=7, costs=lambda: np.ones(40), start=(0, 8))
-    with pytest.raises(SamplerError, match="expected the cost of each of 40 rows"):
-        IndexSampler(40, global_batch_size=8, seed=7, order="balanced", costs=lambda: np.ones(3)).rows(0)

@@ -242,7 +242,7 @@ BACKWARDS = Order.from_permutation(lambda seed, epoch, num_rows: np.arange(num_r
 
 
 def shifted(shift):
-    return Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices + shift)
+    return Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices.astype(np.int16) + shift)
 
 
 FROM_MINUS_ONE, FROM_ZERO, FROM_ONE, FLOATS = map(shifted, (-1, 0, 1, 0.0))
@@ -250,7 +250,7 @@ REPEATING = Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: in
 
 
 def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
-    assert sampler(6, 3, f"{__name__}:FROM_ZERO").rows(1).tolist() == [3, 4, 5]
+    assert sampler(80_000, 3, f"{__name__}:FROM_ZERO", chunk_size=4).rows(20_000).tolist() == [60_000, 60_001, 60_002]
     for order, step, expected in (
         ("FROM_MINUS_ONE", 0, "row -1 at index 0; expected 0 to 5"),
         ("FROM_ONE", 1, "row 6 at index 5"),

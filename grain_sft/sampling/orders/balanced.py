@@ -25,9 +25,9 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     @functools.cache
     def cost_of() -> Ints:
         row_costs = np.asarray(costs.rows())
-        if row_costs.shape != (num_rows,):
-            expected = f"expected the cost of each of {num_rows} rows, such as layout.row_costs"
-            raise SamplerError(f"costs: an array of shape {list(row_costs.shape)}; {expected}.")
+        if row_costs.shape != (num_rows,) or row_costs.dtype.kind not in "iu":
+            expected = f"expected an integer, the cost, for each of {num_rows} rows, such as layout.row_costs"
+            raise SamplerError(f"costs: {row_costs.dtype} of shape {list(row_costs.shape)}; {expected}.")
         return row_costs
 
     def rows_of_epoch(epoch: int) -> Ints:

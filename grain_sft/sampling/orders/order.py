@@ -139,7 +139,7 @@ class Order:
                     problem = f"row {rows[outside[0]]} at index {indices[outside[0]]}; expected 0 to {num_rows - 1}"
                 if problem:
                     raise SamplerError(f"{where}: {problem}. {expected}")
-                return rows
+                return rows.astype(np.int64)  # in a narrow dtype, sums with row numbers would wrap around
 
             def whole(epoch: int) -> Ints:
                 rows = checked(epoch, np.arange(num_rows))
