@@ -30,13 +30,13 @@ from grain_sft.storage import files
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Job(Renderer):
-    """Preparation of scanned inputs. Worker processes receive the job as JSON.
+    """Preparation of inputs. Worker processes receive the job as JSON.
 
     Attributes:
       output: Local or remote folder of the corpus.
-      groups: Groups of units. Each group is rendered to one chunk file.
+      groups: Groups of units, () until the inputs are scanned. Each group is rendered to one chunk file.
     """
 
     output: str

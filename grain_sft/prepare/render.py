@@ -32,13 +32,14 @@ Source = tuple[int, int]
 """Place of a record: the number of its input, from 0, and the number of its line, element or row in the input, from 1."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Renderer:
     """Renderer of the records of a preparation.
 
     Attributes:
       request: Options of the preparation.
-      inputs: Scanned files of all datasets. `Unit.input` is an index into them. `read`, `render` and `add` need no inputs.
+      inputs: Scanned files of all datasets, () until they are scanned. `Unit.input` is an index into them. `read`, `render` and
+        `add` need no inputs.
 
     Raises:
       PrepareError: The template or format does not exist, or does not take an option of the request.

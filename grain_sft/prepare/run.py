@@ -68,17 +68,16 @@ def make_corpus(
     """Make a corpus as `prepare` does. `runner` scans the inputs, renders the records and writes the corpus."""
     target = Target(output)
     target.check_writable()
-    renderer = Renderer(request, ())
-    renderer.render([])  # raises errors of the options, the tokenizer and the template before the inputs are read
+    job = Job(request, (), target.output, ())
+    job.render([])  # raises errors of the options, the tokenizer and the template before the inputs are read
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
     files.check_inputs_stay(target.output, (entry.path for entry in entries))
     files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
     planned = inputs.plan_units(entries)
     total = sum(unit.size for unit in planned)  # bytes
     scanned = run_steps("Scanning the inputs", runner.scan(entries, planned), total, progress, lambda unit: unit.size)
-    scanned_inputs, units = inputs.assemble(entries, scanned)
-    job = Job(request, scanned_inputs, target.output, inputs.grouped(scanned_inputs, units))
-    object.__setattr__(job, "tokenizer", renderer.tokenizer)  # so that it is not loaded again
+    job.inputs, units = inputs.assemble(entries, scanned)
+    job.groups = inputs.grouped(job.inputs, units)
 
     def make() -> dict[str, Any]:
         """Render the groups that have no chunk, write the corpus, and return its manifest."""

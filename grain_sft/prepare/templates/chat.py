@@ -24,7 +24,6 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 # keys that templates often ignore: each tuple has the alternative keys of one thing, which are calls, tools and thoughts
 _OFTEN_UNREAD = (CALLS, ("functions",), ("think",))
-_OFTEN_LEFT_OUT = ("system", "developer", "function", "tool", "ipython", "environment")  # roles that some templates ignore
 
 
 class Chat(Template):
@@ -97,28 +96,32 @@ class Chat(Template):
             raise _refusal(error, conversation, is_plain) from error
 
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
-        """Refuse a chat if the template ignores its calls, thoughts, tools, or messages of some role.
+        """Refuse a chat if the template ignores its calls, thoughts, tools, or the content of a message.
 
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
-        # A template that reads thoughts may leave out those of earlier turns, as Qwen 3's does. So they are not checked.
+        # A template that reads thoughts may leave out those of earlier turns, as Qwen 3's does. So only the last are checked.
         reads_thoughts = not self._chat.read_keys.isdisjoint(REASONING)
         unread_keys = _OFTEN_UNREAD if reads_thoughts else (*_OFTEN_UNREAD, REASONING)
         # tuples of (what may be ignored, messages that lack or change it, tools, fix)
         changed = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in unread_keys]
         changed.append(("tools", messages, None, unread("tools")))
-        # Render once with marks around the contents of these roles. A content whose mark appears is written. Each of the other
-        # contents is changed alone.
+        [last] = _without(messages[-1:], REASONING)
+        thoughts, _, answer = last.get("content", "").rpartition("</think>")
+        last = {**last, "content": answer} if thoughts.replace("<think>", "").strip() else last
+        changed.append(("the last thoughts", [*messages[:-1], last], tools, f"{RENDER_IT} Or remove the thoughts."))
+        # Render once with marks around the contents. A content whose mark appears is written. Each of the other contents is
+        # changed alone. A content next to calls is not checked, because the template of Llama 3.1 leaves it out.
         marked, marks = list(messages), Marks(messages, tools, self._chat.source)
-        often_left_out = [i for i, each in enumerate(messages) if each["role"] in _OFTEN_LEFT_OUT and each.get("content")]
-        for index in often_left_out:
+        texts = [i for i, each in enumerate(messages) if each.get("content", "").strip() and not any(map(each.get, CALLS))]
+        for index in texts:
             mark = marks.mark(index)
             marked[index] = {**messages[index], "content": f"{mark}{messages[index]['content']}{mark}"}
-        written = marks.pattern.findall(self._chat.attempt(marked, tools) or "") if often_left_out else []
-        for index in often_left_out:
+        written = marks.pattern.findall(self._chat.attempt(marked, tools) or "") if texts else []
+        for index in texts:
             if str(index) not in written:
                 replaced = [*messages[:index], marked[index], *messages[index + 1 :]]
-                changed.append((messages[index]["role"], replaced, tools, f"{RENDER_IT} Or remove the messages of this role."))
+                changed.append((messages[index]["role"], replaced, tools, f"{RENDER_IT} Or remove the message."))
         for what, others, other_tools, fix in changed:
             if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")

@@ -155,8 +155,7 @@ def test_text_that_spells_a_special_token_is_an_error_or_stays_text(style, loade
 
 def test_a_record_that_a_template_refuses_does_not_affect_other_records(loaded):
     chat = turns("a", "b")
-    wrong = {"roles must alternate": {"messages": chat[::-1]}}
-    wrong["writes nothing of tools"] = {"messages": chat, "tools": [CALL]}
+    wrong = {"roles must alternate": {"messages": chat[::-1]}, "nothing of tools": {"messages": chat, "tools": [CALL]}}
     for key, value in {"tool_calls": [CALL], "reasoning_content": "x", "functions": [CALL], "think": "x"}.items():
         wrong[f"writes nothing of {key}"] = {"messages": [chat[0], {**chat[1], key: value}]}
     records = [parse_record(record) for record in ({"messages": chat}, *wrong.values(), {"messages": chat})]
@@ -195,7 +194,7 @@ LEARNED = [
     ("olmo", FUNCTION_CHAT, FUNCTION_TEXT),
     ("built_in_olmo", FUNCTION_CHAT, FUNCTION_TEXT),
     ("qwen", THOUGHTS, "first<|im_end|><think>\nsecond thought\n</think>\n\nsecond<|im_end|>"),
-    ("deepseek", THOUGHTS, "\n\nfirst<|end|>\n\nsecond<|end|>"),
+    ("deepseek", [*THOUGHTS, *turns("three", "third")], "\n\nfirst<|end|>\n\nsecond<|end|>third<|end|>"),
     ("qwen", REASONED_CHAT, "<think>\nwhy\n</think>\n\nx<|im_end|>"),
 ]
 
@@ -259,11 +258,10 @@ def test_an_eos_directly_after_the_end_of_a_turn_takes_loss_too(loaded):
 
 def test_tools_and_system_of_the_record_reach_the_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
-    template = "{{ tools | tojson if tools else 'none' }}" + CHATML
+    chat, template = turns("a", "b"), "{{ tools | tojson if tools else 'none' }}" + CHATML
     tools = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}]
-    record = {"messages": turns("a", "b"), "tools": tools, "system": "be kind"}
-    result = render_one(tokenizer, "hf", record, chat_template=template)
-    messages = [{"role": "system", "content": "be kind"}, *turns("a", "b")]
+    result = render_one(tokenizer, "hf", {"messages": chat, "tools": tools, "system": "be kind"}, chat_template=template)
+    messages = [{"role": "system", "content": "be kind"}, *chat]
     assert result.tokens.tolist() == expected_ids(tokenizer, messages, tools=tools, chat_template=template)
     assert learned_text(tokenizer, result) == "b<|im_end|>"
 
@@ -273,15 +271,17 @@ WRONG_TEMPLATES = [
     ("{{ messages[0].content + 1 }}", "can only concatenate"),
     ("{{ strftime_now('%Y') }}", "today's date"),
     ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
-    ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
+    ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length, messages }}", "changes a text"),
     ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
     ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "end can't"),
     ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool."),
     ("{% for m in messages[1:] %}{{ m.content }},{% endfor %}", "nothing of system."),  # as DeepSeek's with two system texts
+    ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %},{% endfor %}", "nothing of user."),
+    ("{% for m in messages %}{{ m.content.split('</think>')[-1] }},{% endfor %}", "nothing of the last thoughts."),
     ("{% for m in messages %}{{ m | tojson }},{% endfor %}", "messages[1].tool_calls[0].function.arguments: JSON text"),
 ]
 QUOTED_CHAT = [*turns("a"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]}]
-CHATS = {"tool_calls": TOOL_CHAT, "messages[1:]": [SYSTEM_CHAT[0], *SYSTEM_CHAT], "m | tojson": QUOTED_CHAT}
+CHATS = {"tool_calls": TOOL_CHAT, "messages[1:]": [SYSTEM_CHAT[0], *SYSTEM_CHAT], "m | tojson": QUOTED_CHAT, "think": THOUGHTS}
 
 
 @pytest.mark.parametrize(("template", "part"), WRONG_TEMPLATES)
