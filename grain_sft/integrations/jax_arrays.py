@@ -14,9 +14,8 @@ from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
 from grain_sft.integrations.placement import Block, GlobalBatch, Placement, ProcessRows, placement_of, process_rows
-from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, takes_loss
+from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, make_batch, takes_loss
 from grain_sft.source import Element
-from grain_sft.storage import activity
 from grain_sft.transforms import trait
 
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
@@ -123,11 +122,13 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         """Return whether this process writes the files of observers for all processes."""
         return self._placement(step).writer == jax.process_index()
 
+    def _read_blocks(self, step: int) -> list[Element]:
+        return [self.pipeline.read(step, block.rows, columns=block.columns) for block in self.blocks(step)]
+
     def _make_now(self, step: int) -> GlobalBatch:
         """Read this process's blocks of the batch of `step`, and begin their transfer to its devices."""
         blocks = self.blocks(step)
-        with activity.making_batch(self.pipeline, step):
-            batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
+        batches = make_batch(self.pipeline, step, self._read_blocks)
         if self.pipeline.first_steps.left:  # number of batches that are still to check
             self._check_loss(step, batches)
         batches = [self._prepared(step, block, batch) for block, batch in zip(blocks, batches, strict=True)]

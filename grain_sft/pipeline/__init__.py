@@ -2,7 +2,7 @@
 
 from grain_sft.pipeline.amendments import Amendment, first_step
 from grain_sft.pipeline.check_rows import batch_of_arrays
-from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches
+from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches, make_batch
 from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import OBSERVERS, standing_observers
@@ -18,5 +18,5 @@ __all__ = [
     "MOST_UNCOUNTED", "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "Amendment", "Arrival", "Delivery",
     "IteratorStats", "ObservedIterator", "Observer", "Pipeline", "PipelineIterator", "ReadAhead", "Receipt", "Run", "Stage",
     "StagedPipeline", "StepIterator", "batch_of_arrays", "checked_step", "count_batches", "first_step",
-    "layout_receipt", "standing_observers", "takes_loss", "why_no_loss",
+    "layout_receipt", "make_batch", "standing_observers", "takes_loss", "why_no_loss",
 ]  # fmt: skip

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from threading import get_ident
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from grain_sft.pipeline.observer import standing_observers
 from grain_sft.pipeline.run import Arrival, Run
-from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock, activity
 
 T = TypeVar("T")
@@ -99,13 +99,16 @@ os.register_at_fork(after_in_child=arrivals.clear)
 os.register_at_fork(after_in_child=_make_seconds.clear)
 
 
-def make_batch(pipeline: Run, step: int) -> Element:
-    """Make the batch of `step`, record its time, call the observers, and return the batch."""
+def make_batch(pipeline: Run, step: int, read: Callable[[int], Any] | None = None) -> Any:
+    """Make the batch of `step`, record its time, call the observers, and return the batch.
+
+    `read` replaces `pipeline[step]`. For example, it reads only some rows of the batch.
+    """
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = activity.CHOOSING
-    activity.making[thread] = step, since, pipeline  # as in `activity.making_batch`, which takes 2.5 us longer
+    activity.making[thread] = step, since, pipeline
     try:
-        batch = pipeline[step]
+        batch = pipeline[step] if read is None else read(step)
     finally:
         activity.making.pop(thread, None)
     seconds = time.perf_counter() - since

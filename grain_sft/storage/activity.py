@@ -48,18 +48,6 @@ class _Counts:
 counts = _Counts()
 
 
-@contextlib.contextmanager
-def making_batch(pipeline: object, step: int) -> Iterator[None]:
-    """Record that this thread makes the batch of `step` in this context."""
-    thread = get_ident()
-    doing[thread] = CHOOSING
-    making[thread] = step, time.perf_counter(), pipeline
-    try:
-        yield
-    finally:
-        making.pop(thread, None)
-
-
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return lines about the batches that threads make now, then about the open requests, both sorted by start time.
 

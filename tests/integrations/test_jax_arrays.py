@@ -13,6 +13,7 @@ import pytest
 from batches import assert_same, load, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax_processes import BY_4, CASES, LOCAL, check, check_columns, digests, end_state, run
+from prometheus_client import REGISTRY
 from sft_files import documents, write_episodes
 from vsl_corpora import EOS, write_corpus
 
@@ -141,8 +142,9 @@ def test_batches_are_the_same_for_any_number_of_batches_made_ahead(pipeline, ahe
 def test_the_next_batches_are_begun_before_they_are_requested(pipeline, ahead):
     """After two batches, at least half of `ahead` further batches have begun, and never more than `ahead`."""
     prepared = queue.SimpleQueue()
-    options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
-    batches = GlobalBatches(pipeline, sharding(), ahead=ahead, **options)
+    batches = GlobalBatches(
+        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, _, batch: prepared.put(step) or batch
+    )
     next(batches)
     next(batches)
     found = [prepared.get(timeout=300) for _ in range(2 + (ahead + 1) // 2)]
@@ -154,7 +156,7 @@ def test_the_next_batches_are_begun_before_they_are_requested(pipeline, ahead):
 
 def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
     whole = load(config(folder, epochs=1, last_batch="fill"))
-    batches = GlobalBatches(whole, sharding())
+    batches, made = GlobalBatches(whole, sharding()), REGISTRY.get_sample_value("grain_sft_make_seconds_count")
     assert len(whole) == 8  # the last batch has 4 of the 60 rows, and 4 fill rows
     for _ in range(2):
         steps = list(batches)
@@ -162,6 +164,7 @@ def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
         assert_same(steps[7], whole[7])
         assert not np.asarray(steps[7]["targets_segmentation"])[4:].any()
         batches.reset()
+    assert REGISTRY.get_sample_value("grain_sft_make_seconds_count") == made + 16
 
 
 @pytest.mark.parametrize("loaders", [None, [0]])

@@ -103,8 +103,7 @@ def test_a_missing_tokenizer_a_wrong_tokenizer_and_an_empty_text_are_refused(cor
 def test_the_tokenizer_that_is_found_for_a_corpus_without_one_is_logged(corpus, chats, write_tokens, tmp_path, caplog):
     assert find_tokenizer(corpus) == str(chats / "tokenizer") and not caplog.records
     (tmp_path / "tokenizer").mkdir()
-    found = find_tokenizer(open_corpus(write_tokens("data/raw/a.npy", range(50)), eos_token_id=2))
-    assert found == str(tmp_path / "tokenizer")
+    assert find_tokenizer(open_corpus(write_tokens("data/raw/a.npy", range(50)), eos_token_id=2)) == str(tmp_path / "tokenizer")
     assert f"{tmp_path / 'tokenizer'}: used as the corpus's tokenizer" in caplog.text
 
 
