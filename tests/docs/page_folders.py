@@ -46,7 +46,7 @@ class Folders:
         listed.write_text(json.dumps(blocks))
         environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", ""), "."]),
             "GRAIN_SFT_CACHE_DIR": str(cache),
             "JAX_PLATFORMS": "cpu",
             "LC_ALL": "C.UTF-8",  # sorts the output of `ls`
