@@ -6,7 +6,7 @@ from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError, import_extra
-from grain_sft.pipeline import PREFETCH, READ_THREADS, PipelineIterator, Run, StepIterator
+from grain_sft.pipeline import PREFETCH, READ_THREADS, PipelineIterator, Run, StepIterator, checked_step
 from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"  # keys of a state
@@ -38,6 +38,7 @@ def resume_step(
     Raises:
       PipelineError: `state` is not a data state, or belongs to other data.
       RowIndexError: `pipeline` does not have the step.
+      SamplerError: The number of hosts does not divide the batch size of this step or of a later one.
     """
     if not _is_state(state):
         raise PipelineError(f"{holder}: not a data state: {state!r}; expected {_STEP} and {_PARTS}. Restore another.")
@@ -51,7 +52,7 @@ def resume_step(
     if not 0 <= step <= pipeline.end_step:
         problem = f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends"
         raise RowIndexError(f"{problem}. Make the run longer, or restore an earlier checkpoint.")
-    return step
+    return checked_step(pipeline, step)
 
 
 def _is_state(value: object) -> bool:

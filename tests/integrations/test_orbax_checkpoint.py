@@ -140,14 +140,14 @@ def test_other_data_in_a_stage_that_a_skip_moves_is_refused(folder):
 
 
 def test_an_invalid_state_or_step_is_refused(folder):
-    finite = pipeline(folder, epochs=1)
-    assert len(finite) == 10
+    larger = config(folder, schedule=[{"step": 5, "global_batch_size": 8}])
+    finite, ramped = pipeline(folder, epochs=1), load(larger, host=Host(0, 8))
     for state in (None, {}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
         with pytest.raises(GrainSftError, match="the checkpoint: not a data state"):
             checkpoint.resume_step(state, finite)
-    for step in (-1, 11):
-        with pytest.raises(GrainSftError, match="expected 0 to 10"):
-            checkpoint.resume_step({**checkpoint.data_state(finite, 0), "next_step": step}, finite)
+    for run, step, fault in ((finite, -1, "0 to 10"), (finite, 11, "0 to 10"), (ramped, 3, "step 3 on.* a multiple of 8")):
+        with pytest.raises(GrainSftError, match=fault):
+            checkpoint.resume_step({**checkpoint.data_state(run, 0), "next_step": step}, run)
 
 
 def test_a_record_of_a_run_refuses_other_data_unless_it_is_allowed(folder, tmp_path):
