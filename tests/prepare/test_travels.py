@@ -93,7 +93,7 @@ def test_a_val_split_of_another_preparation_keeps_its_own_sources(folder, tmp_pa
     convert(tmp_path / "in", tmp_path / "out", "olmo")
     train, val = (grain_sft.open_corpus(tmp_path / "out" / split) for split in ("train", "val"))
     assert train.source_names == val.source_names == (str(folder / "chats.jsonl"), "other.jsonl")
-    assert set(train.sources[:, 0]) == {0} and set(val.sources[:, 0]) == {1}
+    assert set(train.sources[:, 0]) == {0} and set(val.sources[:, 0]) == {1} and train.dtype == "uint16"
 
 
 def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):

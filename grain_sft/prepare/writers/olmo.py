@@ -1,6 +1,7 @@
 """Writer of format olmo. `grain_sft.corpus.formats.olmo` describes the files.
 
-Tokens have the smallest unsigned dtype that holds the vocabulary. A document may begin in one part and end in the next.
+Tokens have the smallest unsigned dtype that holds the vocabulary, as OLMo-core expects by default. A document may begin in one
+part and end in the next.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from grain_sft.storage import files
 
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return one task for each part of a split. A part has `part_bytes` bytes of tokens; the last part may have fewer."""
-    part_tokens = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
+    part_tokens = max(1, plan.request.part_bytes // _token_dtype(plan).itemsize)
     ends = plan.ends(split)
     total = int(ends.max(initial=0))
     parts: list[Task] = []
@@ -29,6 +30,13 @@ def tasks(plan: Plan, split: str) -> list[Task]:
         document_start = int(ends[start - 1]) if start else 0
         parts.append(Task(split, len(parts), start, stop, begin - document_start, end - begin))
     return parts
+
+
+def _token_dtype(plan: Plan) -> np.dtype[Any]:
+    """Return the dtype of the token files. If the vocabulary is unknown, it is the dtype of the corpus that is converted."""
+    if plan.tokenizer["kind"] == "unknown":
+        return plan.documents.token_dtype
+    return np.min_scalar_type(max(1, plan.tokenizer["vocab_size"] - 1))
 
 
 def write(plan: Plan, task: Task) -> None:
@@ -43,7 +51,7 @@ def write(plan: Plan, task: Task) -> None:
         start = task.skip  # tokens of the first block that are in earlier parts
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
-            tokens.write(block.tokens[start:stop].tobytes())
+            tokens.write(plan.stored(block, _token_dtype(plan))[start:stop].tobytes())
             for mask in masks:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written  # ends of the documents in the part
@@ -78,7 +86,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "tokenizer_sha256": plan.tokenizer["sha256"],
         "max_seq_length": plan.request.max_length,
         "chat_template_name": plan.request.template,
-        "token_dtype": plan.documents.token_dtype.name,
+        "token_dtype": _token_dtype(plan).name,
         "eos_token_id": plan.tokenizer.get("eos_token_id"),
         "pad_token_id": plan.tokenizer.get("pad_token_id"),
         "seed": plan.request.seed,

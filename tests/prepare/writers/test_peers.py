@@ -54,7 +54,7 @@ def test_splits_of_different_dtypes_keep_their_tokens(tmp_path: Path) -> None:
     write_megatron(prefix(tmp_path / "in", "val"), [[[5, 70_006]]], dtype="int32")
     convert(tmp_path / "in", tmp_path / "out", "megatron")
     assert tokens_of(open_corpus(prefix(tmp_path / "out", "val"))) == [[5, 70_006]]
-    for format in ("primer", "megatron"):  # the refused calls leave no unfinished work
+    for format in ("olmo", "primer", "megatron"):  # the refused calls leave no unfinished work
         with pytest.raises(PrepareError, match=f"format {format}: token id 70006 does not fit .* uint16"):
             convert(tmp_path / "in", tmp_path / "small", format, tokenizer=str(save_trained(tmp_path)))
     write_megatron(tmp_path / "padded/a", [[[5]]], dtype="int32")
