@@ -73,7 +73,7 @@ def options_of(declaration: Callable[..., Any]) -> Options:
         name = f"{declaration.__module__}:{declaration.__qualname__}"
         raise ConfigError(f"{name} has no signature to read options from. Name an object written in Python.") from None
     return {
-        name: Option(name, _config_type(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
+        name: Option(name, _checkable(_config_type(hints.get(name, Any))), _default(parameter), texts.get(name, ""))
         for name, parameter in parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
@@ -111,13 +111,23 @@ def _config_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         # A class is left out of a union: for `str | Tokenizer`, a config can only state the text.
         members = [member for member in map(_config_type, arguments) if member is not Any]
-        only_none = all(member is type(None) for member in members)  # such as `Tokenizer | None`
-        return Any if only_none else Union[tuple(members)]  # noqa: UP007
+        # only None is left of `Tokenizer | None`
+        return Any if {*members} <= {type(None)} else Union[tuple(members)]  # noqa: UP007
     if origin in (list, tuple, Sequence, Iterable):
-        return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
+        # the items of `tuple[int, str]` have several types, so they are not checked
+        return list[_config_type(arguments[0])] if len({*arguments} - {...}) == 1 else list[Any]  # type: ignore[misc]
     if origin in (dict, Mapping):
         return dict[str, _config_type(arguments[1])] if arguments else dict  # type: ignore[misc]
     return hint if origin is Literal or hint in _WORDS or is_struct(hint) else Any
+
+
+def _checkable(kind: Any) -> Any:
+    """Return a type; `Any` if `msgspec` can't check its values, such as those of `list[int] | list[str]` or `Literal[1.5]`."""
+    try:
+        msgspec.json.Decoder(kind)
+    except TypeError:
+        return Any
+    return kind
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
@@ -174,9 +184,8 @@ def check_value(value: object, kind: Any, where: str) -> None:
                     raise ConfigError(f"{where}: a key is {shortened(repr(key))}; expected text. Put it in quotes.")
                 check_value(item, get_args(member)[1], f"{where}.{key}")
             return
-        if table is not None and isinstance(value, str):  # a name of an entry, or package.module:Name
-            if value in table or ":" in value:
-                return
+        # neither the name of an entry, nor package.module:Name
+        if table is not None and isinstance(value, str) and value not in table and ":" not in value:
             raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)

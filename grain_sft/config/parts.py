@@ -180,8 +180,7 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     if isinstance(item, Mapping) and len(item) == 1:
         [(name, options)] = item.items()
     if not isinstance(name, str) or not isinstance(options, Mapping | None):
-        expected = "expected a name, or one name with its options, {name: {option: value}}"
-        raise ConfigError(f"{where}: {item!r}; {expected}.")
+        raise ConfigError(f"{where}: {item!r}; expected a name, or one name with its options, {{name: {{option: value}}}}.")
     check_value(name, Annotated[str, table], where)
     check(options or {}, options_of(table[name]), f"{where}.{name}")
     with naming(where):

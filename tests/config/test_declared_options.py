@@ -121,8 +121,9 @@ class FromOutside:
 
     def __init__(
         self,
-        path: Path | None = None,
+        path: Path | Literal[1.5] | None = None,  # type: ignore[valid-type]
         names: typing.Mapping = {},  # type: ignore[type-arg]
+        pair: tuple[int, str] = (1, "a"),
         rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0,
         **options: Any,
     ):
@@ -136,9 +137,8 @@ class ForTypeCheckers:
 
 def test_a_users_class_may_have_options_of_any_type():
     options = options_of(FromOutside)
-    check({"path": "a.txt", "names": {"a": 1}, "rate": 0.5}, options, "a.yaml: outside")
-    expected = ["Path of a file, on two lines.", "Names by number.", "Rate."]
-    assert [option.help for option in options.values()] == expected
+    check({"path": "a.txt", "names": {"a": 1}, "pair": [1, "a"], "rate": 0.5}, options, "a.yaml: outside")
+    assert [option.help for option in options.values()] == ["Path of a file, on two lines.", "Names by number.", "", "Rate."]
     with pytest.raises(ConfigError, match=r"rate is 0\.0; expected a number \(more than 0, at most 1\)"):
         check({"rate": 0.0}, options, "a.yaml: outside")
     for declaration in (ForTypeCheckers, functools.partial(ForTypeCheckers)):
