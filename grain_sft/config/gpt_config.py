@@ -50,15 +50,15 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     dataset_dir: str
-    batch_size: int
+    batch_size: Annotated[int, msgspec.Meta(ge=1)]
     block_size: Annotated[int, msgspec.Meta(ge=1)]
     use_loss_mask: bool = False
     batch_sampling_mode: Literal["epoch", "random"] = "epoch"
-    epoch_seed: int = 1337
+    epoch_seed: Annotated[int, msgspec.Meta(ge=0)] = 1337
     epoch_shuffle: bool = True
     epoch_drop_last: bool = True
     pad_token_id: int | None = None
-    episode_min_tokens: int = 2
+    episode_min_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2
 
 
 GPT_CONFIG = options_of(GPTConfig)

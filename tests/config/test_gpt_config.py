@@ -105,6 +105,7 @@ MISTAKES = [
     ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
     ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
     ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
+    ({"epoch_seed": -1}, ": epoch_seed is -1; expected an integer (0 or more)."),
     ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),
     ({"dataset_dir": "none"}, "none"),
     ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
