@@ -34,7 +34,7 @@ class Checked:
       notes: Messages about other lines, such as an unfinished line.
       entries: Number of lines that are entries. A line that is unfinished or can't be read is not an entry.
       loads, resumes: Number of entries with the action `dataset_load`, and with the action `resume`.
-      epochs: Numbers of the epochs that the log states as complete.
+      epochs: Epochs that the log states as complete, as pairs (index of the stream in `Events.streams`, number of the epoch).
       receipt: Code of the pipeline's receipt.
     """
 
@@ -43,7 +43,7 @@ class Checked:
     entries: int = 0
     loads: int = 0
     resumes: int = 0
-    epochs: set[int] = dataclasses.field(default_factory=set)
+    epochs: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     receipt: str = ""
 
     @property
@@ -203,7 +203,7 @@ class LineChecker:
         unknown = {"since_step"} if position.since is None else set()
         self._compare(fields, position.events.entry(event, position.since or 0), unknown)
         if event.action == COMPLETE:
-            self.checked.epochs.add(event.epoch)
+            self.checked.epochs.add((event.stream, event.epoch))
         position.pass_event(event)
 
     def _event_of(self, fields: Mapping[str, str]) -> Event | None:

@@ -142,9 +142,8 @@ def test_batches_are_the_same_for_any_number_of_batches_made_ahead(pipeline, ahe
 def test_the_next_batches_are_begun_before_they_are_requested(pipeline, ahead):
     """After two batches, at least half of `ahead` further batches have begun, and never more than `ahead`."""
     prepared = queue.SimpleQueue()
-    batches = GlobalBatches(
-        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, _, batch: prepared.put(step) or batch
-    )
+    options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
+    batches = GlobalBatches(pipeline, sharding(), ahead=ahead, **options)
     next(batches)
     next(batches)
     found = [prepared.get(timeout=300) for _ in range(2 + (ahead + 1) // 2)]

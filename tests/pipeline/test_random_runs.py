@@ -64,7 +64,8 @@ def check_case(corpora, folder, seed):
             again.set_state(changed.iter(start_step=step, threads=0).get_state())
             assert_same(next(again), changed[step])
     take(load({**amended, "audit": str(folder / "audit")}), 0, len(left), threads=0)
-    assert check_audit(folder / "audit.log", changed).findings == []
+    checked, log = check_audit(folder / "audit.log", changed), (folder / "audit.log").read_text()
+    assert checked.findings == [] and len(checked.epochs) == log.count("action=epoch_complete ")
     # `difference` finds the first step whose batches differ. A run that ends earlier differs there.
     ends = plain.end_step != changed.end_step
     unequal = [len(left)] if ends else []

@@ -53,7 +53,7 @@ def test_a_log_has_loads_resumes_and_the_bounds_of_epochs(make, tmp_path):
     assert (complete["rows_seen"], complete["first_step"], complete["since_step"]) == (112, 0, 4)
     assert [entry["entry"] for entry in found] == list(range(1, 15))
     checked = confirmed(tmp_path / "audit", make(audit=None))
-    assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
+    assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {(0, 0), (0, 1), (0, 2)})
 
 
 def test_the_text_log_has_the_form_of_the_episode_indexed_loader_and_the_values_of_the_json_log(make, tmp_path):

@@ -144,8 +144,9 @@ def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, run_command):
     mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}, "raw": raw}}
     config = sections(None, 64, corpus=mixture, layout="windows", global_batch_size=1, order="shuffle")
     path = write_config(tmp_path / "run.json", config)
-    printed = run_command("trace", path, "--find", "violet zeppelin", "--format", "jsonl").out
-    head, *lines = map(json.loads, printed.splitlines())
+    head, *lines = map(
+        json.loads, run_command("trace", path, "--find", "violet zeppelin", "--format", "jsonl").out.splitlines()
+    )
     assert "2 documents, seen" in head["about"] and lines
     message = run_command("trace", path, "--record", "nothing:1", status=1).err
     assert "'chats': record 'nothing:1': no such input" in message and "'raw': record 'nothing:1'" in message
