@@ -154,11 +154,11 @@ def test_text_that_spells_a_special_token_is_an_error_or_stays_text(style, loade
 
 
 def test_a_record_that_a_template_refuses_does_not_affect_other_records(loaded):
-    chat = turns("a", "b")
+    chat, blank = turns("a", "b"), {"thinking": "\n"}
     wrong = {"roles must alternate": {"messages": chat[::-1]}, "nothing of tools": {"messages": chat, "tools": [CALL]}}
     for key, value in {"tool_calls": [CALL], "reasoning_content": "x", "functions": [CALL], "think": "x"}.items():
         wrong[f"writes nothing of {key}"] = {"messages": [chat[0], {**chat[1], key: value}]}
-    records = [parse_record(record) for record in ({"messages": chat}, *wrong.values(), {"messages": chat})]
+    records = [parse_record(each) for each in ({"messages": chat}, *wrong.values(), {"messages": [chat[0], chat[1] | blank]})]
     one, *errors, other = render(TEMPLATES["hf"], records, loaded(BY_NAME["llama2"]), TemplateOptions())
     assert all(part in str(error) for part, error in zip(wrong, errors, strict=True))
     assert one.tokens.tolist() == other.tokens.tolist()
