@@ -17,7 +17,7 @@ from grain_sft.arguments import as_integers, as_objects, as_pair, keyword_only
 from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
-from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
+from grain_sft.pipeline.amendments import Amendment, amended, skips_of, withdrawals_of
 from grain_sft.pipeline.check_rows import check_rows, mapped
 from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
@@ -26,7 +26,7 @@ from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import OBSERVERS, standing_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
 from grain_sft.pipeline.run import Observer
-from grain_sft.sampling import Host, Sampler
+from grain_sft.sampling import Host, Sampler, StepMap
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
 from grain_sft.transforms import check_maps, column_reach, reader_of, trait
@@ -278,7 +278,7 @@ class Pipeline:
         """Receipt of the global batches. The first access hashes the rows of the layout. It reads tokens only if the layout
         finds documents by EOS tokens. It raises a CorpusFileError or a CorpusError if the documents can't be found."""
         parts = parts_of(self.source, self.planned_sampler, self.described)
-        return Receipt(parts | amendment_parts(self.amendments))
+        return Receipt(parts | amendment_parts(self.amendments), StepMap(skips_of(self.amendments)).data_step)
 
     def _repr_html_(self) -> str:
         source, sampler = self.source, self.sampler

@@ -129,14 +129,14 @@ def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
 
 
 def test_other_data_in_a_stage_that_a_skip_moves_is_refused(folder):
-    def run(seed):
-        stages = [{"steps": 5}, {"sampler": {"seed": seed}}]
-        return load({**config(folder), "stages": stages, "amendments": [{"skip": {"from": 1, "steps": 2}}]})
+    def run(*stages):
+        return load({**config(folder), "stages": list(stages), "amendments": [{"skip": {"from": 1, "steps": 2}}]})
 
-    one, other = run(1), run(2)
+    one, other = (run({"steps": 5}, {"sampler": {"seed": seed}}) for seed in (1, 2))
     assert one.stages[1].first_step == 3 and checkpoint.resume_step(checkpoint.data_state(one, 3), other) == 3
-    with pytest.raises(GrainSftError, match="stage 2: sampler differs"):
-        checkpoint.resume_step(checkpoint.data_state(one, 4), other)
+    for resumed in (other, run()):
+        with pytest.raises(GrainSftError, match="stage 2: sampler differs"):
+            checkpoint.resume_step(checkpoint.data_state(one, 4), resumed)
 
 
 def test_an_invalid_state_or_step_is_refused(folder):
