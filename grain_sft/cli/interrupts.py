@@ -116,7 +116,7 @@ def _kill_children() -> None:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
-            # after the name of the program, which is in parentheses: its state, and the id of its parent
+            # `stat` has the id, the name in parentheses, the state and the parent's id. `fields` begins with the state.
             fields = _read_proc(name, "stat").rpartition(b")")[2].split()
             parents[int(name)] = int(fields[1]) if len(fields) > 1 else 0
     for pid in parents:

@@ -56,7 +56,8 @@ def with_stages_of_replacements(config: dict[str, Any], where: str, maker: Parts
             dividing_so_far.append((skips.data_step(entry["replace"]["from"]), entry["replace"]))
             entries += _added_reweights(stages, dividing_so_far, amendments, [*entries, *amendments[number + 1 :]], skips)
     divided = [part for stage in stages for _, _, part in _divide(*stage, dividing)]
-    # A config with stages can't have a schedule outside of them. Each stage has a copy of it, so it is removed here.
+    # A config with stages can't have a schedule outside of them, and each stage has a copy of it. Since no entry of a schedule
+    # is after step `sys.maxsize`, this removes the schedules.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -165,7 +166,7 @@ def _added_reweights(
     entries: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[Mapping[str, Section]]:
-    """Yield `reweight` amendments that keep the weights as they are without the division of `stages` by `replacements`.
+    """Yield `reweight` amendments, so that dividing `stages` at `replacements` changes no weight.
 
     Within a stage, the latest weight counts, from an amendment or from the stage's schedule. A new stage begins with the weight
     of the latest amendment, even if the schedule of the stage before has set another weight since. An example of one source:
@@ -173,12 +174,12 @@ def _added_reweights(
       step   event                                  weight   added amendment
       100    an amendment gives weight 2            2
       200    the schedule gives weight 3            3
-      300    a replacement divides the stage        3        weight 3: otherwise, the new stage begins with weight 2 of step 100
-      400    the next stage of the config begins    2        weight 2: otherwise, this stage begins with weight 3 of step 300
+      300    a replacement divides the stage        3        weight 3 of step 200; without it, weight 2 of step 100
+      400    the next stage of the config begins    2        weight 2 of step 100; without it, weight 3 of step 300
 
     `stages` are as `_stages_of` yields them. `entries` are `amendments` and those that were added before.
     """
-    # changes of weights by the amendments: those of the config, and those with the added amendments
+    # changes of weights: `amended` has those by the amendments of the config, `present` also those by added amendments
     amended, present = _amended_weights(amendments, skips), _amended_weights(entries, skips)
     for begin, end, stage in stages:
         for part_begin, part_end, part in _divide(begin, end, stage, sorted(replacements, key=lambda pair: pair[0])):
@@ -206,7 +207,7 @@ def _weights_at(step: int, begin: int, stage: Section, amended: Sequence[tuple[i
     # by step; within one step, the schedule comes before the amendments
     for since, is_amendment, given in sorted(changes, key=lambda change: change[:2]):
         if since <= step:
-            # an entry that repeats the schedule's weight before it does not end an amendment, as in `Mixture.reweighted`
+            # If the schedule repeats its own previous weight, the weight of an amendment stays, as in `Mixture.reweighted`.
             weights |= {name: weight for name, weight in given.items() if is_amendment or weight != planned[name]}
             planned |= {} if is_amendment else given
     return weights

@@ -36,7 +36,7 @@ class BoundaryFile(FileStamp):
       kind: Format of the file.
         - "csv": gzipped lines `start,end`. More columns are ignored.
         - "pairs": uint64 [documents, 2]. The columns are start and length.
-        - "starts": int64 [documents], first tokens. Each document ends where the next begins.
+        - "starts": int64 [documents], start of each document. Each document ends where the next begins.
         - "preference": uint64 [documents, 4]. The columns are start, length of the prompt, and lengths of the two responses.
         - "megatron": an `.idx` file. It lists sequences of tokens, and which sequences make each document.
       continues: Whether the shard's first document began in the shard before it; None if unknown.
@@ -48,10 +48,10 @@ class BoundaryFile(FileStamp):
     sequences: tuple[Count, Count] | None = None
 
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
-        """Return the first token and the length of each document: two arrays, int64 [documents].
+        """Return the start and the length of each document: two arrays, int64 [documents].
 
-        First tokens are counted from the start of the shard. With `by_sequence`, a file that groups sequences into documents
-        gives its sequences instead: int64 [sequences].
+        The start is the token offset of the first token in the shard. With `by_sequence`, a file that groups sequences into
+        documents gives its sequences instead: int64 [sequences].
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -137,8 +137,8 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
     """Parse uint64 [documents, columns]. The documents are in any order, with or without gaps.
 
-    Column 0 is the document's first token. The other columns are the lengths of its parts. `noun` is the name of a document in
-    messages.
+    Column 0 is the document's start, a token offset in the shard. The other columns are the lengths of its parts. `noun` is the
+    name of a document in messages.
     """
     size = 8 * columns
     if len(data) % size:
@@ -180,7 +180,7 @@ def _quoted(text: bytes) -> str:
 
 _PARSERS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
     "csv": _parse_csv,
-    "pairs": functools.partial(_parse_entries, columns=2, noun="episode"),
+    "pairs": functools.partial(_parse_entries, columns=2, noun="document"),
     "starts": _parse_starts,
     "preference": functools.partial(_parse_entries, columns=4, noun="pair"),
 }

@@ -114,8 +114,8 @@ class Corpus(CorpusData):
         """Return the tokens with the offsets [start, stop) in the joined shards, and their loss.
 
         Returns:
-          Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, float32 if the corpus
-          has weights, or None if it has no loss files: then every token takes loss.
+          Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is float32 if the corpus has
+          weights, else bool. Without loss files, the loss is None, and every token takes loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].

@@ -35,9 +35,9 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """First token and length of every document, in the order of the boundary files or of the EOS tokens.
+    """Start and length of every document, in the order of the entries of the boundary files, or of the EOS tokens.
 
-    The order of boundary files need not be ascending. `start, length = documents` unpacks both.
+    Entries may be in any order, so `start` need not ascend. `start, length = documents` unpacks both.
 
     Attributes:
       start: int64 [documents], token offset of each document from the start of the first shard.
@@ -63,7 +63,7 @@ class Documents:
         return iter((self.start, self.length))
 
     def by_start(self) -> Ints:
-        """Return the numbers of the documents that have tokens, sorted by first token."""
+        """Return the numbers of the documents that have tokens, sorted by `start`."""
         not_empty = np.flatnonzero(self.length > 0)
         return not_empty[np.argsort(self.start[not_empty], kind="stable")]
 

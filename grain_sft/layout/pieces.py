@@ -137,8 +137,9 @@ def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) ->
 
     Args:
       part: int64 [rows], number of the part that each row is in. Without rows, the arrays are those of part 0, all empty.
-      columns_of: Function (number, rows) that returns the arrays of the part with this number. `rows`, int64 [n], are indices
-        into `part`. Its first array has indices into `rows`, which `join_parts` converts to indices into `part`.
+      columns_of: Function (number, rows) that returns the arrays of the part with this number. The argument `rows`, int64
+        [n], has indices into `part`. The first array that the function returns has indices into `rows`, which `join_parts`
+        converts to indices into `part`.
     """
     by_part = []
     for number, index in list(groups(part)) or [(0, part)]:

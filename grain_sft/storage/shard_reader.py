@@ -29,10 +29,12 @@ Buffers = tuple[memoryview, ...]
 """Memory that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
-"""Pieces of files, as a tuple: file number, first value and buffers of each piece, then the number of bytes of all pieces."""
+"""Pieces of files, as a tuple: for each piece, the file number, the index of its first value, and its buffers; then the number
+of bytes of all pieces."""
 
 RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces that fill the memory of a row without gaps, as a tuple: file number, first value and end of each piece; the memory.
+"""Pieces that fill the memory of a row without gaps, as a tuple: for each piece, the file number, the index of its
+first value, and its end; then the memory.
 
 The end of a piece is an index into the memory, counted in values. Example: ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3]
 with values 50 to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
@@ -52,7 +54,7 @@ class ShardReader:
       itemsize: Bytes of a value, such as a token.
       max_open_files: Maximum number of descriptors. None means 1024, or a quarter of `ulimit -n` if that is less.
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
-        A trace of a corpus that is not in the page cache then takes a third of the time.
+        If a corpus is not in the page cache, `grain-sft trace` then takes a third of the time.
       remote: Options for reading remote files. The default is the options that environment variables set.
       whole_rows: Whether a value is a whole row instead of a token, in files of materialized rows.
 
@@ -263,8 +265,8 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
     """Return pieces of materialized rows, cut where rows end. The columns are those of `ShardReader.gather`.
 
     A row has its `length` tokens first, then other arrays, such as positions. The given starts count only the tokens of a file.
-    The returned starts count all of its bytes, in values of the size of a token. Example: with a `length` of 4 and a `stride`
-    of 6 values, row 1 begins at value 6. The piece of tokens 2 to 5 then becomes two: values 2 and 3, and values 6 and 7.
+    The returned starts also count the other arrays, in units of a token's size. Example: with a `length` of 4 and a `stride` of
+    6 values, row 1 begins at value 6. The piece of tokens 2 to 5 then becomes two: values 2 and 3, and values 6 and 7.
     """
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize

@@ -33,11 +33,11 @@ class NgramFilter(grain.transforms.Map):
     succession. A partial last repeat does not count: "abababa" has three repeats of "ab", and "ababa" has two. As in OLMo-core,
     a `max_count` below 3 acts as 3.
 
-    OLMo-core 3.0.0 takes no loss on rows with a False `instance_mask`. These are the rows that fail, in these datasets:
-      `NumpyFSLDataset`, for layout windows.
-      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
+    OLMo-core 3.0.0 takes no loss on rows with a False `instance_mask`. The same rows fail here, for these datasets and layouts:
+      `NumpyFSLDataset` and layout windows.
+      `NumpyPaddedFSLDataset` and layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
         before it pads them.
-      `NumpyPackedFSLDataset`, for layout packed, if `count_padding` is True: OLMo-core filters these rows after it pads them.
+      `NumpyPackedFSLDataset` and layout packed, if `count_padding` is True: OLMo-core filters these rows after it pads them.
         So a row that ends in `max_count` padding tokens takes no loss.
 
     Search: call column i equal for p = 2 if `tokens[i] == tokens[i - 2]`. With `max_count` = 32, a row that fails has a run of
@@ -115,6 +115,7 @@ class NgramFilter(grain.transforms.Map):
 
     @property
     def no_loss_reason(self) -> str:
+        """End of the warning "NgramFilter(...) took the loss off all 8 rows that were checked: "."""
         return f"each repeats an n-gram {self.repeats} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
@@ -142,8 +143,8 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 
     An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`.
     """
-    # A run has n = p * (repeats - 1) equal pairs or more, one of them at `at`. On the left or on the right of `at`, it has
-    # (n - 1) // 2 others or more. So the search tests at most that many on each side, with the smallest p.
+    # A run that fails its row has at least n = p * (repeats - 1) equal pairs, one of them at `at`. So one side of `at` has at
+    # least (n - 1) // 2 of the others. Each side gets at most that many probes: the number for the smallest p serves all.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next column on each side. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):

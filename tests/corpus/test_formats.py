@@ -203,8 +203,8 @@ PAST_THE_END, FAR_PAST_IT = (np.array(pairs, "<u8").tobytes() for pairs in ([[0,
 # Name of a file, its content (None: the file is missing), whether the corpus has metadata, and the message.
 WRONG_EPISODES = [
     ("train/episodes.idx", b"\0" * 24, True, "is not a multiple of 16"),
-    ("train/episodes.idx", PAST_THE_END, True, f"episode 1 begins at token 3 and has {TOTAL} tokens, but"),
-    ("train/episodes.idx", FAR_PAST_IT, True, "episode 0 begins at token 18446744073709551615 and has 2 tokens"),
+    ("train/episodes.idx", PAST_THE_END, True, f"document 1 begins at token 3 and has {TOTAL} tokens, but"),
+    ("train/episodes.idx", FAR_PAST_IT, True, "document 0 begins at token 18446744073709551615 and has 2 tokens"),
     ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
     ("train/tokens.bin", b"\1" * TOTAL, False, "one value for each token of dtype uint16 or uint32"),
     ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),

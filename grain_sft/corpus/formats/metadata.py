@@ -31,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _PART = re.compile(rf"train|val|shard_\d+|{TOKENIZER}")  # names of the folder of a split, of a shard or of the tokenizer
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f]|\\.)*"')
-_FILES = (".npy", ".bin", ".json", ".parquet")  # in a bucket, a path with such a name in it is not listed as a folder
+_FILES = (".npy", ".bin", ".json", ".parquet")  # endings of files: `_list` sends no request for such a file, or a path below it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,10 @@ class DirectoryListing:
         return self._objects[path]
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of the names `candidates` that exist in the folder of `path`, even if the folder can't be listed."""
+        """Return the names in `candidates` that exist in the folder of `path`.
+
+        If the folder can't be listed, check each name by itself.
+        """
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -156,7 +159,8 @@ class Json:
         try:
             data = json.loads(text)
             if "\\u" in text:
-                # `encode` raises ValueError for half of a surrogate pair. Only paths, which are removed, may contain halves.
+                # `encode` raises a ValueError for half of a surrogate pair. Only paths may contain halves, so `sub` removes the
+                # paths first.
                 _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
@@ -214,7 +218,7 @@ def prepare_manifest(shard: str) -> str | None:
 
 
 def folders_above(path: str) -> Iterator[str]:
-    """Yield the folder of a file of a corpus, then the folders above it, up to the first that is not one of its parts."""
+    """Yield the folder of a file, and those above it up to the first that is not named like a split, shard or tokenizer."""
     folder = files.parent(path)
     while _PART.fullmatch(files.name_of(folder)):
         yield folder

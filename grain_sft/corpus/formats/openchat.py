@@ -3,9 +3,9 @@
 Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in `$GRAIN_SFT_CACHE_DIR`. A row of the
 file is a batch of sequences, and each sequence is a document.
 
-OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself. So a Parquet
-file has no place for the weight of a document's first token. `grain-sft prepare` writes these weights to
-`PREFIX.train.first_weights.bin`, unless all of them are 0.
+OpenChat stores a token's label and weight at the token before it. So a Parquet file has no place for the weight of a document's
+first token. `grain-sft prepare` writes these weights to `PREFIX.train.first_weights.bin`, unless all of them are 0. The
+unpacked weights are at the token itself.
 """
 
 import contextlib

@@ -32,19 +32,19 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of the split that `path` names. The folder DIR names its training split.
+        """Return the `home` of the split at `path`. If `path` is the folder DIR, this is its training split.
 
         An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
-        # Candidates, in order. For DIR, the first is its training split. For DIR/train, the links come before the files in DIR.
+        # The first of `homes` whose files exist is returned: the files in DIR, or the links in DIR/train.
         homes = [files.join(path, "train_"), files.join(path, _LINKS)]
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
         elif name.endswith((".bin", ".npy")):
             return None
         elif name in ("train", "val"):
-            homes.append(files.join(files.parent(path), f"{name}_"))
+            homes.append(files.join(files.parent(path), f"{name}_"))  # the files in DIR, if DIR/train has no links
         for home in homes:
             tokens, labels, _ = _files_of(home)
             if {files.name_of(tokens), files.name_of(labels)} <= listing.names(files.parent(home)):
@@ -95,7 +95,7 @@ class Primer(Format):
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)
         meta = listing.read_json(folder if listing.find(folder, _META) else root, _META)
-        if not metadata.of_split:
+        if not metadata.of_split:  # they are not from corpus.json
             eos = meta.object("special_token_ids").count("eot")
             metadata = metadata.filled(tokenizer_sha256=meta.get("tokenizer_sha256", str))
             metadata = metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)

@@ -38,7 +38,7 @@ class MaxTextBatches(GlobalBatches):
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
 
     def _offer(self) -> int:
-        """See `StepIterator._offer`, the part of `next` that makes the batch. Store its error in `failure`."""
+        """Make the next batch, as `StepIterator._offer` does. Store an error other than a StopIteration in `failure`."""
         try:
             return super()._offer()
         except Exception as error:
@@ -103,7 +103,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
         where = options.required("config", TRAINING_CONFIG)
         pipeline = load(where, host=Host(0, 1))
     else:
-        where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
+        where = options.required("eval_config", "the config of the data to evaluate on, needed unless eval_interval=-1")
         pipeline = load_evaluation(where)
         if pipeline.num_steps is None and config.eval_steps <= 0:
             raise ConfigError(f"{where}: the data never end. Set MaxText's eval_steps, which is {config.eval_steps}.")
@@ -153,7 +153,7 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
-            # rows after those of the batch are only zeros, which no process has to read
+            # The global arrays have `rows` rows. Those after the rows of the batch are zeros, which no process has to read.
             if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
                 problem = f"row {its_rows[0]} of the global batch is on process {process}"
                 reason = f"MaxText's loaders are processes {list(loaders)}"

@@ -155,7 +155,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
-        # Riegeli's formula. For example, 65,472 bytes of data from byte 64 of a block on fill it; one byte more needs a header.
+        # Riegeli's formula. Example: from byte 64 on, a block holds 65,472 bytes of data. One byte more needs a header.
         num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
         data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
         end = max(data_end, _least_end(begin, records))

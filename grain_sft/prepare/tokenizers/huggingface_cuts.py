@@ -8,11 +8,11 @@ checks:
 - Each normalizer depends only on a character and its combining marks. No normalizer strips or adds spaces.
 - The pre-tokenizer splits the uncut text at each cut. Its patterns consist of `_ALTERNATIVES`. No alternative matches both the
   letter before a cut and the space or stop after it. No alternative has a lookbehind. Only alternatives for spaces have a
-  lookahead. At least one pattern matches all spaces, and all Han letters or all stops, so a match begins or ends at each cut.
-  No step before this pattern turns spaces into letters.
+  lookahead. At least one pattern matches all spaces, and also all Han letters, all stops, or both. So a match begins or ends
+  at each cut. No step before this pattern turns spaces into letters.
 - The pre-tokenizer adds nothing at the cut. With `add_prefix_space`, texts are cut only before spaces.
-- No added token contains a letter and then a space, ends in a letter and takes the spaces after it (`rstrip`), or begins with
-  a space that must not follow a letter (`single_word`).
+- No added token contains a letter and then a space or stop. None ends in a letter and takes the spaces after it (`rstrip`).
+  None begins with a space or stop and is found only where no letter comes before it (`single_word`).
 
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
@@ -44,7 +44,7 @@ _ALTERNATIVES = (
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
 _ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the source of one alternative
 _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
-# A pattern with "\p{L" that ends in "\s+" matches all spaces, and all Han letters or all stops.
+# A pattern with "\p{L" that ends in "\s+" matches all spaces, and also all Han letters, all stops, or both.
 _MATCHES_CUTS = re.compile(r"\\p\{L.*\\s\+$")
 
 
@@ -69,6 +69,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     kinds = [step["type"] for step in steps]
     if kinds == ["Metaspace"]:  # unless `split` is False, this step splits the text before each space
         return _BEFORE_SPACE if steps[0].get("split", True) else None
+    # with `use_regex`, ByteLevel splits by the pattern of GPT-2
     splits = [step.get("use_regex") or _MATCHES_CUTS.search(step.get("pattern", {}).get("Regex", "")) for step in steps]
     # ByteLevel turns a space into "\u0120", a letter, so no step may follow it
     if not any(splits) or "ByteLevel" in kinds[:-1] or not all(map(_keeps_words, steps)):
