@@ -1,6 +1,5 @@
 """Commands accept layouts, orders and other entries that another package defines. Here, that package is `tests/plugin`."""
 
-import copy
 import functools
 import importlib
 import json
@@ -8,6 +7,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from batches import assert_one_run, load, take, write_config
@@ -132,7 +132,7 @@ def test_a_subclass_of_our_layout_reads_its_own_pieces_and_has_its_own_receipt(t
     assert own.receipt["layout"] != ours.receipt["layout"] and repr(own) != repr(ours)
     assert own.row_segments is None and not len(own.pieces(np.arange(0)).row)
     own.option = 3
-    assert copy.copy(own).option == 3  # as in a worker process
+    assert cloudpickle.loads(cloudpickle.dumps(own)).option == 3  # as in a worker process
 
 
 WRONG_MEMBERS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -109,14 +108,17 @@ class FromPieces(Traits):
             rows.append(pieces.row[has_token] + first)
         return np.unique(np.concatenate(rows))
 
-    @functools.cached_property
+    @property
     def _rows_receipt(self) -> str:
-        """Text that changes if the rows change; by default, with a hash of all pieces."""
-        columns = (
-            [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segments_and_positions]
-            for first, pieces in self._blocks()
-        )
-        return self._hash_of(columns)
+        """Text that changes if the rows change; by default, with a hash of all pieces.
+
+        It is cached without a `functools.cached_property`: in Python 3.11, that has a lock. So a class of a notebook, to which
+        `Layout` copies this property, could not be pickled for workers.
+        """
+        if (cached := vars(self)).get("_rows_receipt") is None:
+            columns = ([each.row + first, *each[1:5], *each.segments_and_positions] for first, each in self._blocks())
+            cached["_rows_receipt"] = self._hash_of(columns)
+        return str(cached["_rows_receipt"])
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
         """Return a text with the number and the length of the rows, and a hash of the columns of all `blocks` of rows."""
