@@ -30,7 +30,7 @@ LABEL_MASKS = "label_masks"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(rf"train|val|shard_\d+|{TOKENIZER}")  # names of the folder of a split, of a shard or of the tokenizer
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
-_PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f]|\\.)*"')
+_PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f\udd00-\udfff]|\\.)*"')
 _FILES = (".npy", ".bin", ".json", ".parquet")  # endings of files: `_list` sends no request for such a file, or a path below it
 
 
