@@ -106,13 +106,14 @@ class Chat(Template):
         # tuples of (what may be ignored, messages that lack or change it, tools, fix)
         changed = [(" or ".join(keys), _without(messages, keys), tools, unread(keys[0])) for keys in unread_keys]
         changed.append(("tools", messages, None, unread("tools")))
+        marked, marks = list(messages), Marks(messages, tools, self._chat.source)
         [last] = _without(messages[-1:], REASONING)
         thoughts, _, answer = last.get("content", "").rpartition("</think>")
-        last = {**last, "content": answer} if thoughts.replace("<think>", "").strip() else last
+        if thoughts.replace("<think>", "").strip():
+            last = {**last, "content": f"<think>{marks.mark(0)}</think>{answer}"}
         changed.append(("the last thoughts", [*messages[:-1], last], tools, f"{RENDER_IT} Or remove the thoughts."))
         # Render once with marks around the contents. A content whose mark appears is written. Each of the other contents is
         # changed alone. A content next to calls is not checked, because the template of Llama 3.1 leaves it out.
-        marked, marks = list(messages), Marks(messages, tools, self._chat.source)
         texts = [i for i, each in enumerate(messages) if each.get("content", "").strip() and not any(map(each.get, CALLS))]
         for index in texts:
             mark = marks.mark(index)

@@ -277,7 +277,7 @@ WRONG_TEMPLATES = [
     ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool."),
     ("{% for m in messages[1:] %}{{ m.content }},{% endfor %}", "nothing of system."),  # as DeepSeek's with two system texts
     ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %},{% endfor %}", "nothing of user."),
-    ("{% for m in messages %}{{ m.content.split('</think>')[-1] }},{% endfor %}", "nothing of the last thoughts."),
+    ("{% for m in messages %}{{ m.content.split('</think>\n\n')[-1] }},{% endfor %}", "nothing of the last thoughts."),
     ("{% for m in messages %}{{ m | tojson }},{% endfor %}", "messages[1].tool_calls[0].function.arguments: JSON text"),
 ]
 QUOTED_CHAT = [*turns("a"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]}]
