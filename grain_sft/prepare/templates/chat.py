@@ -204,11 +204,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
     """Return messages without `keys`. An empty or blank value stays, because a template that ignores it loses nothing."""
-
-    def stays(key: str, value: Any) -> bool:
-        return key not in keys or not value or str(value).isspace()
-
-    return [{key: value for key, value in each.items() if stays(key, value)} for each in messages]
+    return [{key: value for key, value in each.items() if key not in keys or not str(value or "").strip()} for each in messages]
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:

@@ -34,9 +34,8 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 def _token_dtype(plan: Plan) -> np.dtype[Any]:
     """Return the dtype of the token files. If the vocabulary is unknown, it is the dtype of the corpus that is converted."""
-    if plan.tokenizer["kind"] == "unknown":
-        return plan.documents.token_dtype
-    return np.min_scalar_type(max(1, plan.tokenizer["vocab_size"] - 1))
+    smallest = np.min_scalar_type(max(1, plan.tokenizer["vocab_size"] - 1))
+    return plan.documents.token_dtype if plan.tokenizer["kind"] == "unknown" else smallest
 
 
 def write(plan: Plan, task: Task) -> None:
