@@ -193,15 +193,9 @@ def sidecar(shard: str, name: str) -> str | None:
 
     For CORPUS/SPLIT/FOLDER/0.npy, search FOLDER, then SPLIT, then CORPUS.
     """
-    folder = shard
-    for _ in range(3):
-        folder = parent(folder)
-        if is_remote(folder) != is_remote(shard):  # the parent of gs://bucket is not a URL
-            break
-        path = join(folder, name)
-        if exists(path):
-            return path
-    return None
+    folders = parent(shard), parent(parent(shard)), parent(parent(parent(shard)))
+    paths = [join(folder, name) for folder in folders if is_remote(folder) == is_remote(shard)]  # gs:/, above gs://b, is local
+    return next(filter(exists, paths), None)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,7 @@ def test_each_line_is_a_shard_with_its_label_in_order(tmp_path, write_tokens):
     expected = [(label, str(write_tokens(name, range(count))), count) for label, name, count in listed]
     mix = write_mix(tmp_path, "# a comment, with a comma\n\n   \n  web ,  z.npy  \n\t# another\ncode,a.npy\ntwice,z.npy")
     assert shards(mix) == expected
-    read = NpyDataSource(WindowLayout(open_corpus(mix), 3)).read([0, 1])["tokens"]
-    np.testing.assert_array_equal(read, [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(NpyDataSource(WindowLayout(open_corpus(mix), 3)).read([0, 1])["tokens"], [[0, 1, 2]] * 2)
 
 
 def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path, write_tokens):

@@ -52,7 +52,8 @@ def filesystem(path: str) -> Any:
         if protocol in ("s3", "s3a"):
             from grain_sft.storage.remote.s3_storage import S3Storage
 
-            return S3Storage(**options)
+            configured = _configured("s3", "s3a").get("config_kwargs", {})
+            return S3Storage(config_kwargs={"retries": {"total_max_attempts": 1}, **configured}, **options)
         if protocol in ("http", "https"):
             options["client_kwargs"] = _session_options("client_kwargs", protocol)
         return fsspec.filesystem(protocol, **options)

@@ -1,17 +1,31 @@
 """File system of S3. Importing this module needs s3fs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from s3fs.core import S3FileSystem
 
 from grain_sft.storage.remote.responses import BodyHeaders, Range, check_encoding, checked_sizes
+from grain_sft.storage.remote.retries import Limits, retried
 
 _BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a response
 
 
 class S3Storage(S3FileSystem):
-    """s3fs file system that can read a range of one version of an object (a file in a bucket)."""
+    """s3fs file system with the retries of module `retries`, which can read a range of one version of an object.
+
+    s3fs and botocore repeat no requests here: during their own repetitions, a server that answers seems to be silent.
+    """
+
+    retries = 1
+    server = "S3"  # name of the server in error messages
+
+    async def _call_s3(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a request with retries. s3fs calls this for all of its requests except listings."""
+        return await _repeat(lambda: S3FileSystem._call_s3(self, method, *args, **options))
+
+    async def _lsdir(self, *args: Any, **options: Any) -> Any:
+        return await _repeat(lambda: S3FileSystem._lsdir(self, *args, **options))
 
     async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
         """Return the bytes of a range of an object, plus one byte if the server sends more than the range.
@@ -51,3 +65,7 @@ class S3Storage(S3FileSystem):
 def _raise_failure(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+async def _repeat(attempt: Callable[[], Awaitable[Any]]) -> Any:
+    return await retried(attempt, Limits.from_environment().seconds, bounded=False, server=S3Storage.server)
