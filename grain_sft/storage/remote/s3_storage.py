@@ -22,10 +22,10 @@ class S3Storage(S3FileSystem):
 
     async def _call_s3(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a request with retries. s3fs calls this for all of its requests except listings."""
-        return await _repeat(lambda: S3FileSystem._call_s3(self, method, *args, **options))
+        return await _repeat(super()._call_s3, method, *args, **options)
 
     async def _lsdir(self, *args: Any, **options: Any) -> Any:
-        return await _repeat(lambda: S3FileSystem._lsdir(self, *args, **options))
+        return await _repeat(super()._lsdir, *args, **options)
 
     async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
         """Return the bytes of a range of an object, plus one byte if the server sends more than the range.
@@ -67,5 +67,7 @@ def _raise_failure(error: OSError) -> None:
         raise error
 
 
-async def _repeat(attempt: Callable[[], Awaitable[Any]]) -> Any:
-    return await retried(attempt, Limits.from_environment().seconds, bounded=False, server=S3Storage.server)
+async def _repeat(request: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+    """Return `request(*args, **options)`. Repeat it after transient failures, unless an outer call of `retried` does."""
+    seconds = Limits.from_environment().seconds
+    return await retried(lambda: request(*args, **options), seconds, bounded=False, server=S3Storage.server)
