@@ -98,6 +98,7 @@ WRONG_PIECES = [
     ({"segment": 0, "position": 0}, "skips a segment"),
     ({"row": 3}, "is of another row"),
     ({"segment": 1}, "only one of the columns `segment` and `position`"),
+    ({"row": 0 * PAIR, "column": PAIR, "length": 1, "segment": PAIR + 1, "position": 0}, "is of a second segment, but `one_"),
     ({"row": 0 * PAIR, "column": PAIR, "length": 1, "segment": 1, "position": 0}, "does not continue the positions of"),
     ({"start": 1.5}, "Expected int64 columns of one length"),
     ({"start": np.zeros((2, 1), np.int64)}, "columns of shapes"),

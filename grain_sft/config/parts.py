@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -29,7 +28,7 @@ class PartsMaker:
 
     def __init__(self, where: str, host: Host | None) -> None:
         self._where, self._host = where, host  # `host` None means this process of JAX
-        # what was opened and made before, by the JSON text of its sections
+        # what was opened and made before, by the text of its sections
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
@@ -52,14 +51,14 @@ class PartsMaker:
 
     def _corpus(self, section: Section) -> Corpus:
         """Return the corpus of a section, which is opened once."""
-        key = json.dumps(section, default=repr, sort_keys=True)
+        key = repr(sorted(section.items()))
         if key not in self._corpora:
             self._corpora[key] = make_corpus(section, self._where)
         return self._corpora[key]
 
     def _source(self, corpus: Section, layout: Section) -> NpyDataSource:
         """Return the data source of a corpus (without a mixture) and a layout, which is made once."""
-        key = json.dumps([corpus, layout], default=repr, sort_keys=True)
+        key = repr([sorted(corpus.items()), sorted(layout.items())])
         if key not in self._sources:
             options = {name: value for name, value in layout.items() if name != "kind"}
             opened = self._corpus(corpus)

@@ -116,6 +116,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints, documents: Documents | N
         "does not begin where the piece before it ends": pieces.column != stop_before,
         f"ends after the row of {width}": stop > width,
         "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > highest),
+        "is of a second segment, but `one_segment` is set": (segment > 1) & layout.one_segment,
         "has a negative position": position < 0,
         "does not continue the positions of its segment": moved,
         unknown_document: document >= num_documents,

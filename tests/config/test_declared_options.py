@@ -148,3 +148,5 @@ def test_a_users_class_may_have_options_of_any_type():
 def test_the_options_of_a_users_transform_are_checked(tmp_path):
     config = sections(tmp_path, 8, layout="windows") | {"transforms": [{f"{__name__}:Shop": {"name": 5}}]}
     assert "Shop.name is 5; expected text" in error_of(config)
+    # the keys of an option of any type
+    assert "holds no .npy file" in error_of(sections(tmp_path, 8, layout={"kind": "json:dumps", "obj": {1: 2, "a": 3}}))

@@ -107,9 +107,8 @@ def test_a_dry_run_and_tokenizer_training_open_a_file_when_its_turn_comes(spm, t
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, many_units):
     """Otherwise the hashes in the manifest would not be those of the records in the corpus."""
-    before, after = (
-        KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)]) for answer in "ab"
-    )
+    rows = [[SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)] for answer in "ab"]
+    before, after = map(KINDS[kind], rows)
     path = tmp_path / f"a.{kind}"
     path.write_bytes(before)
 
