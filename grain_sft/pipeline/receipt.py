@@ -69,10 +69,14 @@ class Receipt:
         # `before` as a data step, without the steps that an amendment at `before` skips
         data_before = self.data_step(before - 1) + 1 if before else before
         for name in {**self.parts, **other}:
-            here, there = self.parts.get(name), other.get(name)
+            stage, _, number = name.partition(": amendment ")
+            # a receipt states the amendments of a stage only if they differ from those of the run
+            of_run = f"amendment {number}" if number else name
+            here, there = (parts.get(name if f"{stage}: amendment 1" in parts else of_run) for parts in (self.parts, other))
             # the text of a stage states its first step as a data step, and the text of an amendment as a step
-            is_stage = name.startswith("stage ") and ": amendment " not in name
-            if here != there and begins_before(data_before if is_stage else before, (here, there)):
+            is_stage = name.startswith("stage ") and not number
+            is_begun = not number or begins_before(data_before, [self.parts.get(stage, other.get(stage, ""))])
+            if here != there and is_begun and begins_before(data_before if is_stage else before, (here, there)):
                 sentences.append(f"{name} differs: here {here or 'nothing'}; there {there or 'nothing'}.")
         return sentences
 

@@ -132,6 +132,9 @@ def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path
                 assert (np.isin(lines.document, numbers) == (lines.withdrawn > 0)).all()
     assert "stage 4: amendment 1" in gone.receipt.parts
     assert gone.receipt.differences(plain.receipt.parts, before=4) == []
+    past, added = {"skip": {"from": 1, "steps": 1}}, {"withdraw": {"from": 4, "documents": "chat:3"}}
+    before, after = (load({**config, "amendments": amendments}).receipt for amendments in ([past], [past, added]))
+    assert after.differences(before.parts, before=4) == []  # the first stage does not read the document
     for name in ("nobody", "chat:120", "9" * 20):
         with pytest.raises(GrainSftError, match=f"{name}.*(is not a document number|expected 0 to|expected at most)"):
             load({**config, "amendments": [{"withdraw": {"from": 4, "documents": [7, name]}}]})
