@@ -28,7 +28,7 @@ _FIRST_BATCH = """
 assert next(pipeline.iter(start_step=3))["inputs"].shape == (8, 8192)
 print("{}")
 """
-# the shuffle that order olmo replays, and order olmo, which keeps the shuffled rows in a cached file
+# `_NUMPY` runs the shuffle that order olmo replays. `_EXACT` runs order olmo, which keeps the shuffled rows in a cached file.
 _NUMPY = """
 import numpy as np
 begin = time.perf_counter()
@@ -43,7 +43,7 @@ sampler = IndexSampler(int(sys.argv[1]), global_batch_size=512, seed=0, order="o
 sampler.rows(0)
 seconds = time.perf_counter() - begin
 for step in range(0, sampler.steps_per_epoch, max(1, sampler.steps_per_epoch // 1000)):
-    sampler.rows(step)
+    sampler.rows(step)  # the resident memory should not grow with the rows that were read
 print(json.dumps({"seconds": seconds, **memory()}))
 """
 _SHUFFLE = """

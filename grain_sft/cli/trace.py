@@ -80,9 +80,10 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
-    # segments are counted, not lines: a segment has two lines if its document continues in the next shard
+    # Segments are counted, or rows of preference pairs, because a pair is one document in several segments. Lines are not
+    # counted, because a segment has two lines if its document continues in the next shard.
     occurrences, counted = [lines.step, lines.row], "rows"
-    if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
+    if not pipeline.stages[0].source.layout.of_pairs:
         occurrences, counted = [*occurrences, lines.segment], "segments"
     num_occurrences = len({*zip(*(column.tolist() for column in occurrences), strict=True)})
     seen = f"seen {num_occurrences} times" if len(documents) == 1 else f"seen in {num_occurrences} {counted}"
@@ -93,7 +94,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """Return (documents, question): the numbers in the run of the documents asked for, and the question in words."""
+    """Return (documents, question): the documents asked for, by their numbers in the run, and the question in words."""
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:

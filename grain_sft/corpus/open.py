@@ -180,14 +180,15 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     remapped = options.remap(path)
     # The path of a mix or an index is remapped only if it does not exist. A remote path with the suffix of a mix or an index
     # counts as existing.
-    may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
-    list_path = path if may_be_list else remapped
-    is_pattern = functools.cache(is_glob)  # a request, if the path is remote
+    exists = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
+    list_path = path if exists else remapped
+    is_pattern = functools.cache(is_glob)  # cached, because it may send a request if the path is remote
     for form in formats() if format == AUTO else [FORMATS.make(format)]:
         candidate = list_path if form.lists_paths else remapped
         if is_pattern(candidate) and not form.takes_globs:
             continue
-        # the other formats make paths absolute themselves: their candidate may be a glob, or the text of a blend
+        # Formats that take globs or list paths make paths absolute themselves: the candidate may be a glob, or the text of a
+        # blend.
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
         with errors_of(form):

@@ -101,7 +101,7 @@ class ShardReader:
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
 
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
-        """Fill the memory `rows[i]`, as bytes, with values of shard `shards[i]` from index `starts[i]` on, and return True.
+        """Fill `rows[i]`, buffers of bytes, with values of shard `shards[i]` from index `starts[i]` on, and return True.
 
         All rows have one size. Without `shards`, read the first shard. Errors are those of `gather`.
 
@@ -207,15 +207,15 @@ class ShardReader:
             activity.count("local_bytes", sum(num_bytes for _, _, _, num_bytes in groups))
             return
         # read all groups at once, so that all requests to a bucket run together
-        sizes = [sum(buffer.nbytes for buffer in piece) for _, _, pieces, _ in groups for piece in pieces]
+        sizes = [sum(buffer.nbytes for buffer in buffers) for _, _, by_piece, _ in groups for buffers in by_piece]
         *places, total = itertools.accumulate(sizes, initial=0)
         data = memoryview(bytearray(total))
         all_shards = [shard for shards, _, _, _ in groups for shard in shards]
         all_starts = [start for _, starts, _, _ in groups for start in starts]
         self.gather(all_shards, all_starts, places, sizes, data)
         place = 0
-        for _, _, pieces, _ in groups:
-            for buffer in itertools.chain.from_iterable(pieces):
+        for _, _, by_piece, _ in groups:
+            for buffer in itertools.chain.from_iterable(by_piece):
                 buffer.cast("B")[:] = data[place : place + buffer.nbytes]
                 place += buffer.nbytes
             yield

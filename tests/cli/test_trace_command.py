@@ -160,6 +160,7 @@ def test_trace_imports_no_jax_and_ends_without_a_traceback_when_its_reader_close
 
     code = "import sys; from grain_sft.cli.main import main; status = main(); print(status, 'jax' in sys.modules)"
     assert printed(code, "trace", config, "--checkpoints") == "0 False"
+    # `import grain_sft` does not import Grain
     light = "import sys, grain_sft; print('grain' in sys.modules, grain_sft.Host(0, 1), grain_sft.layout.__name__)"
     assert printed(light) == "False Host(index=0, count=1) grain_sft.layout"
     many = [sys.executable, "-m", "grain_sft.cli.main", "trace", config, "--checkpoints", "1"]

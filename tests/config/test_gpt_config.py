@@ -92,6 +92,7 @@ def test_the_defaults_are_those_of_the_loader(data):
 
 def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     keys = {**GPT_CONFIG, "dataset_dir": str(data), "batch_sampling_mode": "random"}
+    # the mode ignores epoch_shuffle and epoch_drop_last, but the order of `own` uses them
     pipeline = load({**keys, "epoch_shuffle": False, "epoch_drop_last": True})
     assert pipeline.sampler.order == "random" and pipeline.sampler.shuffle
     assert pipeline.data_key == load(keys).data_key
@@ -110,7 +111,7 @@ MISTAKES = [
     ({"dataset_dir": "none"}, "none"),
     ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
     ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest known: 'seed'."),
-    ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
+    ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),  # with `layout.kind`, the config is not a GPTConfig
 ]
 
 

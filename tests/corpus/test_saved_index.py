@@ -51,7 +51,7 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
         rows, expected = (NpyDataSource(WindowLayout(each, 10)).read(range(210))["tokens"] for each in (again, corpus))
         np.testing.assert_array_equal(rows, expected)
     again.save(tmp_path / "elsewhere" / "again.json")
-    assert (tmp_path / "elsewhere" / "again.json").read_bytes() == path.read_bytes()
+    assert (tmp_path / "elsewhere" / "again.json").read_bytes() == (tmp_path / "elsewhere" / "index.json").read_bytes()
     plain = open_corpus(folder / "sub" / "a.npy", dtype="uint16")
     plain.save(folder / "index.json")
     assert open_corpus(folder / "index.json") == plain
@@ -95,7 +95,7 @@ def test_a_file_of_another_size_is_named_with_both_sizes(corpus, index, number, 
 
 DAMAGED = "edited or damaged: build it again"
 GARBLED = "The index is damaged: build it again"
-# Number of the changed shard, or None for a key of the whole index; the changes; the message. The value ... removes a key.
+# Number of the changed shard, or None for a key of the whole index; the changes; the message. `...` as a value removes a key.
 EDITED_INDEXES = [
     *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
     *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
@@ -221,7 +221,7 @@ OTHER_COUNTS = [(127, "the file shrank"), (129, "the file grew"), (None, "no suc
 
 
 @pytest.mark.parametrize(("count", "change"), OTHER_COUNTS)
-def test_a_missing_file_and_a_length_that_maxtext_does_not_list_are_named(remapped, write_tokens, count, change):
+def test_a_file_that_is_missing_or_whose_length_is_not_the_listed_one_is_named(remapped, write_tokens, count, change):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:
         path.unlink()

@@ -9,7 +9,10 @@ ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64
 
 
 def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snippets=(b"",)) -> bytes:
-    """Return `data` after `times` random changes in its first `reach` bytes. The default is 1 to 20, mostly near the start."""
+    """Return `data` after `times` random changes in its first `reach` bytes.
+
+    By default, `times` is 1 to 20, and most changes are near the start.
+    """
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 5, 20)) if times is None else times):
         if not changed:
@@ -36,9 +39,9 @@ def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snip
 
 
 def change_json(whole: Any, draw: random.Random, values: Sequence[Any], keys: Sequence[str] = ()) -> None:
-    """Replace, rename, remove, insert or increment one value in an object or a list, at any depth, unless it is empty."""
+    """Replace, rename, remove, insert or increment one value of `whole`, at any depth, unless `whole` is empty."""
     holders = [whole]
-    for holder in holders:
+    for holder in holders:  # also reaches the holders that the loop adds
         inner = holder.values() if isinstance(holder, dict) else holder
         holders += [each for each in inner if isinstance(each, dict | list) and each]
     if not whole:

@@ -71,7 +71,7 @@ class Megatron(Format):
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open prefixes in order, or a blend of weights and prefixes in turn. All prefixes have one dtype."""
         weights, named = _blend(paths)
-        spelled: dict[str, str] = {}  # by prefix, how the list names it first
+        spelled: dict[str, str] = {}  # for each prefix, the first of `paths` that names it
         prefixes: list[str] = []
         found = scan_in_threads(lambda path: self._prefixes(files.absolute(path), listing), named)
         for path, prefixes_of_path in zip(named, found, strict=True):
@@ -200,10 +200,9 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _is_blend(words: Sequence[str]) -> bool:
-    """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
+    """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"], or a malformed blend, which `_blend` refuses.
 
-    Words with numbers in other places are not a blend if every number is the name of a file. Otherwise, they are a wrong blend,
-    which `_blend` refuses.
+    Words with numbers in other places are a malformed blend, unless every number is the name of a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

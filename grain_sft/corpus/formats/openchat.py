@@ -84,7 +84,7 @@ class OpenChat(Format):
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Refuse a Parquet file, because a corpus of several files has none. Return None for other files."""
+        """Refuse a Parquet file, which can't be one of several token files. Return None for a file of another format."""
         if path.endswith(_SUFFIX) and listing.sidecars(path, files.name_of(path)):  # false if `path` is missing
             raise CorpusError(f"{path}: a Parquet file among token files. Open it by itself.")
         return None
@@ -205,7 +205,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
     if (length < 0).any():
         raise _damaged(path, rows.first + int(row_of_sequence[length < 0][0]), "seqlens holds a negative length")
     sums = np.bincount(row_of_sequence, weights=length, minlength=len(counts)).astype(np.int64)
-    # For each fact, its text in the message, and the numbers that have to equal `counts`.
+    # Each entry has numbers that must equal `counts`, the tokens of each row. Its key begins the message if they do not.
     counts_by_fact = {"seqlens add up to": sums, "total_length is": values["total_length"]}
     counts_by_fact |= {f"{name} has the length": rows.lengths[name] for name in _LISTS[1:]}
     for fact, other_counts in counts_by_fact.items():

@@ -135,6 +135,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
             raise CorpusError(f"{problem}. A corpus has one dtype: convert one of them, or open two corpora.")
     shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None
+    # true also with `label_mask_paths`, because they take the place of loss files that are found by name
     ignores_loss = bool(with_loss) and (not uses_loss or options.masks is not None)
     return corpus_of(shards, first_dtype, split.metadata, options.eos_token_id, sources_file=sources, ignores_loss=ignores_loss)
 

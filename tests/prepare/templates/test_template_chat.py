@@ -77,7 +77,7 @@ def slow_mask(tokenizer, style, messages):
             end = style.ends[number == len(messages) - 1]
             assert text.startswith(end, stop)
             touched = [i for i, (a, b) in enumerate(offsets) if a < stop + len(end) and b > start]
-            if touched and start < stop + len(end):
+            if touched and start < stop + len(end):  # false if both content and end are empty
                 mask[touched[0] : touched[-1] + 1] = True
     return mask.tolist()
 
@@ -113,7 +113,7 @@ def test_ids_equal_those_of_transformers_and_masks_those_of_the_slow_search(styl
         assert result.tokens.dtype == np.uint32 and result.loss.dtype == np.bool_
 
 
-HARD_TEXTS = [(f"a {text}", text, "b", text) for text in ("", "x", *ODD_TEXTS[3:])]
+HARD_TEXTS = [(f"a {text}", text, "b", text) for text in ("", "x", *ODD_TEXTS[3:])]  # [3:] leaves out the blank texts
 HARD_TEXTS += [("Say: The answer.", "The answer.", "The answer.", "The answer.")]  # a user who quotes the assistant
 HARD_TEXTS += [tuple(f"{space}the {word}{space}" for word in ("one", "two") * 2) for space in (" ", "\n\n", "\u3000")]
 
@@ -154,6 +154,7 @@ def test_text_that_spells_a_special_token_is_an_error_or_stays_text(style, loade
 
 
 def test_a_record_that_a_template_refuses_does_not_affect_other_records(loaded):
+    """The first record has no thoughts. The last has blank thoughts, which give the same tokens."""
     chat, blank = turns("a", "b"), {"thinking": "\n"}
     wrong = {"roles must alternate": {"messages": chat[::-1]}, "nothing of tools": {"messages": chat, "tools": [CALL]}}
     for key, value in {"tool_calls": [CALL], "reasoning_content": "x", "functions": [CALL], "think": "x"}.items():
@@ -248,6 +249,7 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 
 
 def test_an_eos_directly_after_the_end_of_a_turn_takes_loss_too(loaded):
+    """In the second case, the template writes no EOS. The next user's text spells one, which takes no loss."""
     tokenizer = loaded(BY_NAME["olmo"])
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{{ EOS if loop.index % 2 == 0 }}{% endfor %}"
     for eos, user, end in (("eos_token", "u", "<|im_end|><|endoftext|>"), ("''", "<|endoftext|>", "<|im_end|>")):
@@ -282,6 +284,7 @@ WRONG_TEMPLATES = [
 ]
 QUOTED_CHAT = [*turns("a"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]}]
 CHATS = {"tool_calls": TOOL_CHAT, "messages[1:]": [SYSTEM_CHAT[0], *SYSTEM_CHAT], "m | tojson": QUOTED_CHAT, "think": THOUGHTS}
+"""Chats for `WRONG_TEMPLATES`: a template gets the first chat whose key is part of its text, else a question and an answer."""
 
 
 @pytest.mark.parametrize(("template", "part"), WRONG_TEMPLATES)
