@@ -72,8 +72,7 @@ def check_case(corpora, folder, seed):
     for step in range(len(left)):
         pairs = [(plain[step].get(key), array) for key, array in changed[step].items()]
         unequal += [] if all(np.array_equal(one, other) for one, other in pairs) else [step]
-    found = difference(plain, changed, steps=range(len(left) + ends))
-    assert found.first_step == min(unequal, default=None)
+    assert difference(plain, changed, steps=range(len(left) + ends)).first_step == min(unequal, default=None)
 
 
 def check_batches(changed, reweighted, left, withdrawn):

@@ -12,14 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-OTHERS = (
-    *make.PRIMER_TOKENS,
-    "<|end_of_turn|>",
-    "<myPT_user>",
-    "</myPT_user>",
-    "<myPT_assistant>",
-    "</myPT_assistant>",
-)
+OTHERS = (*make.PRIMER_TOKENS, "<|end_of_turn|>", "<myPT_user>", "</myPT_user>", "<myPT_assistant>", "</myPT_assistant>")
 T5 = ("<pad>", "</s>", "<unk>")
 XLMR = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 

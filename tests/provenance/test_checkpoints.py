@@ -14,7 +14,7 @@ import pytest
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, PaddedLayout, Pipeline, open_corpus
+from grain_sft import Host, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.bench.config import report_speed
 from grain_sft.errors import PipelineError, RowIndexError, SamplerError
 from grain_sft.provenance import checkpoint_table, difference, step_of_checkpoint, steps_between, trace
@@ -89,6 +89,16 @@ def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, la
         assert rows == np.count_nonzero(done == epoch) and steps == rows // 4
         if step < pipeline.sampler.num_steps:
             assert whole.epoch[whole.step == step][0] == epoch
+
+
+def test_a_table_counts_the_epochs_of_a_layout_that_is_packed_again_for_each_epoch(tmp_path):
+    corpus = open_corpus(write_episodes(tmp_path / "chats", documents(60)))
+    layout = PackedLayout(corpus, 32, algorithm="shuffled_best_fit", seed=2, epochs=3, cache_dir=tmp_path)
+    pipeline = pipeline_of(layout, order="sequential", epochs=1)
+    table, whole = checkpoint_table(pipeline, 1), trace(pipeline, range(pipeline.sampler.num_steps))
+    for step, epoch in zip(table["step"][:-1], table["epoch"][:-1], strict=True):
+        assert whole.epoch[whole.step == step][0] == epoch
+    assert max(whole.epoch) == 2
 
 
 def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):

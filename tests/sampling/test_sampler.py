@@ -290,8 +290,7 @@ def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
     found = StepMap(skips, origin)
     assert [found.data_step(step) for step in steps] == read and found.data_step(origin - 1) == read[0] - 1
     assert found.steps_of(data).tolist() == [steps[read.index(each)] if each in read else -1 for each in data.tolist()]
-    ranges = found.read_between(0, len(data))
-    assert [step for data_steps in ranges for step in data_steps] == read
+    assert [step for data_steps in found.read_between(0, len(data)) for step in data_steps] == read
 
 
 @pytest.mark.parametrize(("skips", "origin"), [([(0, 10**30)], 0), ([(10**30, 1)], 0), ([], 10**30)])
