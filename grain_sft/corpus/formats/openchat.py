@@ -255,7 +255,8 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             for name in _COLUMNS:
                 if names.count(name) != 1:
                     found = f"{names.count(name)} columns are named {name}"
-                    raise CorpusError(f"{path}: {found}; expected one each of {', '.join(_COLUMNS)}. Fix the file.")
+                    fix = "Write texts or conversations as a corpus with `grain-sft prepare`"
+                    raise CorpusError(f"{path}: {found}; expected one each of {', '.join(_COLUMNS)}. {fix}.")
             for group in range(file.num_row_groups):  # one iterator over all groups would keep all groups in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(path, first, batch)
