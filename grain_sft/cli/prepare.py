@@ -59,7 +59,16 @@ def prepare(parser: Parser) -> None:
 def _add_schema(parser: Parser) -> None:
     schema = f"schema of the records: {', '.join(SCHEMAS)}. If keys have other names in the file, name them, as in "
     schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
-    parser.add_argument("--schema", default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
+    parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
+
+
+def _schema(text: str) -> str:
+    """Check the argument of `--schema`, and return it."""
+    try:
+        preparing.check_schema(text)
+    except PrepareError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def add_run_options(parser: Parser) -> None:
