@@ -61,7 +61,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
+        """Return the entry of a name. Raise the table's error if it has no such entry, or if it can't be imported."""
         entry = None
         if isinstance(name, str):  # a config may have a list in place of a name
             entry = name if ":" in name else self._entries.get(name)
@@ -154,8 +154,8 @@ def is_ours(entry: Any) -> bool:
 def code_sha256(entry: Any, state: Any = None) -> str | None:
     """Return a hash of an entry's code, and of the values in `state`; None for an entry of this package.
 
-    It is the SHA-256 of the entry's file, and of the pickle of `state`. If there is no file, as in a notebook, or if the entry
-    is not a class or a function, such as a `functools.partial`, the entry itself is pickled too.
+    It is the SHA-256 of the entry's file, and of the pickle of `state`. Without a file, as in a notebook, or if the entry is
+    not a class or a function, such as a `functools.partial`, the entry itself is pickled too.
     """
     if is_ours(entry):
         return None

@@ -122,13 +122,14 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         """Return whether this process writes the files of observers for all processes."""
         return self._placement(step).writer == jax.process_index()
 
-    def _read_blocks(self, step: int) -> list[Element]:
-        return [self.pipeline.read(step, block.rows, columns=block.columns) for block in self.blocks(step)]
-
     def _make_now(self, step: int) -> GlobalBatch:
         """Read this process's blocks of the batch of `step`, and begin their transfer to its devices."""
         blocks = self.blocks(step)
-        batches = make_batch(self.pipeline, step, self._read_blocks)
+
+        def read(step: int) -> list[Element]:
+            return [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
+
+        batches = make_batch(self.pipeline, step, read)
         if self.pipeline.first_steps.left:  # number of batches that are still to check
             self._check_loss(step, batches)
         batches = [self._prepared(step, block, batch) for block, batch in zip(blocks, batches, strict=True)]

@@ -186,7 +186,7 @@ def _is_number(text: str) -> bool:
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
-    """Return the arrays as one; None if there is no array, because nothing has the name."""
+    """Return the arrays as one; None without arrays, because nothing has the name."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 

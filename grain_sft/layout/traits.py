@@ -142,7 +142,7 @@ def sources_of(corpus: Corpus) -> Ints | None:
     While a result is in use, as for one stage of a run, the same file is not read again.
     """
     file = corpus.sources_file
-    if file is None or "sources" in vars(corpus):  # there is no file, or its content is cached and checked
+    if file is None or "sources" in vars(corpus):  # no file, or its content is cached and checked
         return corpus.sources
     table = _tables.get((file, file.version))
     if table is None:

@@ -114,16 +114,19 @@ class Metrics(Observer):
         activity.count("rows", sum(shape[0] for shape in shapes))
         activity.count("tokens", sum(map(math.prod, shapes)))
         with self._lock:
-            for kind, seconds in (("make", make_seconds), ("wait", np.subtract(arrived, requested).tolist())):
-                histogram = self._histograms[kind]
-                if isinstance(histogram, BulkHistogram):
-                    histogram.observe(seconds)
-                else:
-                    for value in seconds:
-                        histogram.observe(value)
+            self._observe("make", make_seconds)
+            self._observe("wait", np.subtract(arrived, requested).tolist())
             if steps:
                 self._next_step.set(steps[-1] + 1)
         self._export_counts()
+
+    def _observe(self, kind: str, seconds: Sequence[float]) -> None:
+        histogram = self._histograms[kind]
+        if isinstance(histogram, BulkHistogram):
+            histogram.observe(seconds)
+        else:
+            for value in seconds:
+                histogram.observe(value)
 
     def _export_counts(self) -> None:
         """Increase each counter by the growth of its `activity.counts` since the last call."""

@@ -184,7 +184,7 @@ def parent(path: str) -> str:
 def name_of(path: str) -> str:
     """Return the last part of a path."""
     name = path.rstrip("/").rpartition("/")[2]
-    # `abspath` takes time for thousands of files. So it is called only for paths such as "a/..", whose last part is no name.
+    # `abspath` takes time for thousands of files. So it is called only for paths such as "a/..", whose last part is not a name.
     return name if name not in ("", ".", "..") or is_remote(path) else os.path.basename(os.path.abspath(path))
 
 

@@ -50,9 +50,11 @@ def check_maps(transforms: Sequence[object]) -> None:
             name = transform.__name__
             raise PipelineError(f"transform {name} is a class; expected an object. Write {name}().")
         if not isinstance(transform, grain.transforms.Map):
-            fix = "Remove a Batch, because a pipeline reads whole batches. Remove a Filter, because a pipeline keeps every row"
-            fix += ". Remove a RandomMap, because only the step decides a batch."
-            raise PipelineError(f"transform {transform!r} is not a grain.transforms.Map. {fix}")
+            raise PipelineError(
+                f"transform {transform!r} is not a grain.transforms.Map. Remove a Batch, because a pipeline reads whole "
+                "batches. Remove a Filter, because a pipeline keeps every row. Remove a RandomMap, because only the step "
+                "decides a batch."
+            )
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:

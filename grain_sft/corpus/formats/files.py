@@ -208,8 +208,6 @@ def expand(path: str) -> list[str]:
         found = _below(path)
     else:
         return [path]
-    # leave out hidden files and hidden folders, such as those of deleted files; local globs do so, too
-    found = [file for file in found if file.count("/.") == path.count("/.")]  # `path` itself may be in a hidden folder
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob of the training files, if they have another suffix.")
     for form in formats():
@@ -222,7 +220,8 @@ def expand(path: str) -> list[str]:
 def _below(folder: str) -> list[str]:
     """Return the sorted .npy files below a local folder. A link to another folder with such files is an error.
 
-    A link to a missing file is among the results. Opening it is an error.
+    Hidden files and folders, such as those of deleted files, are left out, as by globs. A link to a missing file is among the
+    results. Opening it is an error.
     """
     walked = list(os.walk(folder, onerror=files.refuse_unlisted))
     searched = {os.path.realpath(each) for each, _, _ in walked}
@@ -230,7 +229,8 @@ def _below(folder: str) -> list[str]:
         if os.path.realpath(link) not in searched and files.glob(f"{glob.escape(link)}/**/*.npy"):
             problem = f"{link}: is a link to a folder of token files, and links are not followed"
             raise CorpusFileError(f"{problem}. Give the glob '{folder}/**/*.npy', which follows them.")
-    return sorted(os.path.join(each, name) for each, _, names in walked for name in names if name.endswith(".npy"))
+    found = (os.path.join(each, name) for each, _, names in walked for name in names if name.endswith(".npy"))
+    return sorted(path for path in found if path.count("/.") == folder.count("/."))  # `folder` may be in a hidden folder
 
 
 def check_training(folder: str, found: Sequence[str]) -> None:

@@ -96,7 +96,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses. Raises a CorpusError if there are several templates and no default."""
+        """The template that transformers chooses. Raises a CorpusError for several templates without a default."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None

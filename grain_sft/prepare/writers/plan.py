@@ -179,8 +179,9 @@ class Format:
 
         `name` is the name of the format.
         """
-        raised = entry_errors(PrepareError, f"format {name}: {function}", "Fix its code.")
-        return contextlib.nullcontext() if is_ours(getattr(self, function)) else raised
+        if is_ours(getattr(self, function)):
+            return contextlib.nullcontext()
+        return entry_errors(PrepareError, f"format {name}: {function}", "Fix its code.")
 
     def divided(self, ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
         """Return the result of `rule`. If it is of another package, check that each kept document is in one split."""
