@@ -18,7 +18,7 @@ from types import FrameType
 
 NATIVE = 0.4  # seconds from the signal until the second thread acts
 LEAVE = 1.0  # seconds after `NATIVE` until the process ends, even if `atexit` functions still run
-STATUS = 130  # exit status
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 class Guard:
@@ -91,16 +91,16 @@ class Guard:
         time.sleep(NATIVE)
         _thread.start_new_thread(self._leave, ())  # a third thread, because an `atexit` function in it may hang
         time.sleep(LEAVE)
-        os._exit(STATUS)
+        os._exit(INTERRUPTED)
 
     def _leave(self) -> None:
         """End the process, unless another thread is already ending it."""
         if self._leaving.acquire(False):
-            self._status = STATUS
+            self._status = INTERRUPTED
             self._announce()
             _kill_children()
             atexit._run_exitfuncs()
-            os._exit(STATUS)
+            os._exit(INTERRUPTED)
 
     def _announce(self) -> None:
         """Write "interrupted.", then send stderr to /dev/null, because tracebacks may follow."""

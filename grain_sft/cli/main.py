@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from grain_sft.cli.interrupts import STATUS, Guard
+from grain_sft.cli.interrupts import INTERRUPTED, Guard
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grain_sft.cli.arguments import Parser
 
 COMMANDS = {
-    "demo": ("bench", "train a small model on this machine's own text, kill and resume the training, and compare"),
+    "demo": ("bench", "train a small model on Python's own docstrings, kill and resume the training, and compare losses"),
     "prepare": ("prepare", "make a corpus of conversations"),
     "convert": ("prepare", "rewrite a corpus in another format"),
     "withdraw": ("prepare", "rewrite a corpus without some of its documents"),
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. Ctrl-C ends the command with status 130. If `argv` is None, the arguments
-        are `sys.argv[1:]`, and Ctrl-C ends the whole process.
+      argv: Arguments after the name of the program. With a list, Ctrl-C ends the command with status 130. With None, the
+        arguments are `sys.argv[1:]`, and Ctrl-C ends the whole process.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -105,7 +105,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print(f"\n{prefix} interrupted.", file=sys.stderr)
-        return STATUS
+        return INTERRUPTED
     except OverflowError as error:
         print(prefix, f"a number is too large ({error}). Give a smaller one.", file=sys.stderr)
     except (OSError, MemoryError) as error:

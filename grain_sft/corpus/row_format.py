@@ -19,7 +19,7 @@ _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """The layout of materialized rows on disk.
+    """Format of materialized rows on disk.
 
     Rows of short segments store a position and a segment id for each token. Rows of long segments store only where each segment
     ends.
@@ -46,7 +46,7 @@ class RowFormat:
         `has_loss` states whether the packed corpus has loss files.
         """
         segments_dtype = np.min_scalar_type(most_segments).name
-        # `ends`, int64 for each segment, must not take more than a byte for each token
+        # `ends` has an int64 for each segment; these must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
             return cls(sequence_length, "", segments_dtype if has_loss else "", most_segments, made_of)
         positions_dtype = np.min_scalar_type(sequence_length - 1).name
@@ -58,9 +58,9 @@ class RowFormat:
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
         [sequence_length].
 
-        Rows of long segments have `ends` in place of `positions` and `segment_ids`: int64 [1 + most_segments], the number of
-        segments, then the column after the last token of each. Without loss files, `target_segment_ids` follow from `ends` and
-        are not stored.
+        Rows of long segments have `ends`, int64 [1 + most_segments], in place of `positions` and `segment_ids`. It holds the
+        number of segments, then the column after the last token of each. Without loss files, `target_segment_ids` follow from
+        `ends` and are not stored.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}

@@ -17,7 +17,7 @@ from grain_sft.prepare.tokenizers.tokenizer import MARKER
 
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model; see the ids in `_OPTIONS`
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
-MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
+MIN_VOCAB = 300  # pieces of the smallest vocabulary of `grain-sft train-tokenizer`; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # maximum number of lines to train on; more lines hardly change a vocabulary
 MAX_CHARACTERS = 1000  # maximum length of a line, at most 4000 bytes; SentencePiece ignores lines above 4192 bytes
 # texts are encoded as they are, with all their spaces; one thread makes the same model each time
@@ -44,7 +44,7 @@ def train_tokenizer(
 
     Raises:
       PrepareError: An argument has an invalid value, the lines have too little text for `vocab_size` pieces, or a special token
-        is not UTF-8 or names a byte.
+        is not UTF-8 or is the piece of a byte, such as "<0x0A>".
     """
     as_integer("vocab_size", vocab_size, 1, PrepareError)
     check_choice("model_type", model_type, ("bpe", "unigram", "char", "word"), PrepareError)
@@ -54,7 +54,7 @@ def train_tokenizer(
             raise PrepareError(f"special token {token!r}: every model has this piece, for a byte. Leave it out.")
     model = io.BytesIO()
     texts = list(lines)  # not lazily: SentencePiece would hide an exception that `lines` raises
-    # SentencePiece finds only pieces with U+2581 for spaces; grain_sft finds markers such as <|usr|> itself
+    # SentencePiece writes U+2581 for a space in a piece. Markers such as <|usr|> keep spaces: grain_sft finds them in a text.
     tokens = [token if MARKER.fullmatch(token) else token.replace(" ", "\u2581") for token in special_tokens]
     pieces = [token for token in dict.fromkeys(["\n", *tokens]) if token not in _BUILT_IN]
     try:

@@ -1,4 +1,4 @@
-"""Record of the current operation of each thread, and counters of this process.
+"""Record of the current operation of each thread and of the open requests, and counters of this process.
 
 A thread records a function and its arguments: `activity.doing[get_ident()] = OPENING, shard`. If a batch takes long, the
 watchdog (`grain_sft.observers`) calls the function. The result is a text about the operation.
@@ -62,7 +62,7 @@ def describe_makers(pipeline: object = None) -> list[str]:
             describe, *arguments = doing.get(thread, ("no details".format,))
             seconds = time.perf_counter() - since
             lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {describe(*arguments)}")
-    requests = list(map(str, list(_requests)))
+    requests = list(map(str, list(_requests)))  # the inner list is a copy: other threads change `_requests`
     if (more := len(requests) - _NAMED_REQUESTS) > 0:
         requests[_NAMED_REQUESTS:] = [f"and {more} more such requests"]
     return lines + requests

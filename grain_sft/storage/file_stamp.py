@@ -99,10 +99,10 @@ def replaced(stored: FileStamp) -> str:
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
-    """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its version (None if local)."""
+    """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its `FileStamp.version`."""
     size, version = files.size_and_version(path)
     want = MOST_HEADER_BYTES + DIGEST_BYTES
-    # No bytes after the end of a remote file are requested. A local read does not depend on the size: a pipe has size 0, and
-    # `read_range` would return no bytes for it instead of refusing it.
+    # No bytes after the end of a remote file are requested. A local read ignores the size, because a pipe has size 0:
+    # `read_range` refuses a pipe, but not if it is to read 0 bytes.
     stop = min(size, want) if files.is_remote(path) else want
     return size, files.read_range(path, 0, stop, version=version), version

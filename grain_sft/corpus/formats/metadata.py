@@ -31,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _PART = re.compile(rf"train|val|shard_\d+|{TOKENIZER}")  # names of the folder of a split, of a shard or of the tokenizer
 # A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
 _PATH = re.compile(r'"(?:path|tokenizer)": "(?:[^"\\\ud800-\udc7f\udd00-\udfff]|\\.)*"')
-_FILES = (".npy", ".bin", ".json", ".parquet")  # endings of files: `_list` sends no request for such a file, or a path below it
+_FILES = (".npy", ".bin", ".json", ".parquet")  # `_list` sends no request for a path of which a part has such an ending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DirectoryListing:
         return self._names[folder]
 
     def list_at_once(self, paths: Iterable[str]) -> None:
-        """List the remote folders of the files `paths`. Listed one after another, each would wait for a request."""
+        """List the remote folders of the files `paths` in several threads, because each folder waits for a request."""
         folders = {files.parent(path) for path in paths if files.is_remote(path)}
         if len(folders) > 1:
             list(in_threads(self.names, folders, threads=MANY_THREADS))
@@ -92,11 +92,11 @@ class DirectoryListing:
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def read_json(self, folder: str, name: str) -> "Json":
-        """Return the JSON object in the file `name` in `folder`. If there is no such file, return {} with the path ""."""
+        """Return the JSON object in the file `name` in `folder`; {} with the path "" if there is no such file of grain_sft."""
         path = self.find(folder, name)
         if path not in self._objects:
             head = files.read_range(path, 0, 1 << 20) if path and name == SPLIT else b""
-            is_foreign = head and SPLIT_FORMAT.encode() not in head  # another tool's corpus.json, such as JSONL
+            is_foreign = head and SPLIT_FORMAT.encode() not in head  # a corpus.json of another tool
             self._objects[path] = Json.load(path) if path and not is_foreign else Json("", {})
         return self._objects[path]
 
@@ -266,7 +266,7 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
         lacks = f"ids in {metadata.path}" if metadata.path else lacks
         problem = f"{folder}: lacks {lacks}, so its tokenizer and the id of the token that ends a document are unknown"
         effect = f"rows are padded with token {metadata.pad_token_id or 0}"
-        fix = "Copy a file that states them from the original corpus, or give eos_token_id"
+        fix = "Copy such a file from the original corpus, or give eos_token_id"
         logging.warning("%s; %s. %s.", problem, effect, fix)
 
 

@@ -37,7 +37,7 @@ class Primer(Format):
         An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
-        # The first of `homes` whose files exist is returned: the files in DIR, or the links in DIR/train.
+        # `path` may be DIR, with files, or DIR/train, with links to them. The first home with tokens and labels is returned.
         homes = [files.join(path, "train_"), files.join(path, _LINKS)]
         if _FILE.fullmatch(name):
             homes = [self.home(path)]

@@ -49,7 +49,7 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
     # for each space, the rows that have this space, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
-    documents = [0] * len(open_spaces)  # number of documents in each row
+    documents = [0] * len(open_spaces)  # number of documents that this call has placed in each row
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:
@@ -63,7 +63,7 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
                 space, row = capacity, len(documents)
                 documents.append(0)
             # After the first document, all other rows with enough space have more space than this row. So best fit chooses
-            # this row again, as long as documents of this length fit. The 1 is what `min` would give, but faster.
+            # this row again, as long as documents of this length fit. If only one fits, the branch with 1 is faster than `min`.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

@@ -21,7 +21,7 @@ _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "t
 """Keys of loss masks in the data of other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
-"""All keys of masks. A key outside `_MASKS` may mean something else, as in `"train": "ICE 71"`. Its value is a mask only if it
+"""All keys of masks. A key outside `_MASKS` may mean something else, as in `"mask": "N95"`. Its value is a mask only if it
 is true, false, 1 or 0."""
 
 # Keys of masks that `--schema` can't map to the weight: `true` may mean "no loss", or the mask applies to parts of a message.
@@ -85,7 +85,8 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     """Return the text of a message; "" for a tool call without text, and for a tool result that is not a text.
 
-    Such a result becomes `extra["content"]`. If the assistant calls tools without text, `extra["content"]` is None.
+    Such a result becomes `extra["content"]`. If the role "assistant" calls tools without text, `extra["content"]` becomes None.
+    For the role "assistant_toolcall", `extra` gets the key "arguments" if it is missing.
     OpenAI's list of one text, [{"type": "text", "text": "Hi"}], counts as "Hi". A list of several texts is refused, because
     templates join the texts differently.
     """
@@ -97,12 +98,11 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
             raise RecordError(f"{where}.arguments: {kind(extra['arguments'])}; expected an object.")
         if content is None:
             return ""
-    if role == "toolresult" and "content" in entry and not isinstance(content, str):
+    is_value = role == "toolresult" and "content" in entry and not isinstance(content, str)
+    only_calls = role == "assistant" and content is None and any(extra.get(key) for key in CALLS)
+    if is_value or only_calls:
         check_json(content, f"{where}.content")
         extra["content"] = content
-        return ""
-    if content is None and role == "assistant" and any(extra.get(key) for key in CALLS):
-        extra["content"] = None
         return ""
     if isinstance(content, list) and role != "toolresult":
         part = content[0] if len(content) == 1 and isinstance(content[0], dict) else {}
@@ -174,16 +174,11 @@ def _weight_of(entry: Record, where: str) -> float | None:
 
 def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
     """Refuse a key that looks like a misspelled known key. Other unknown keys may be metadata."""
-    if entry.keys() <= known:
-        return
-    absent = tuple(sorted(known - entry.keys()))
     for key in entry:
-        if key not in known and (hint := suggestion(key, absent, least=0.8)):
+        if key not in known and (hint := suggestion(key, tuple(sorted(known - entry.keys())), least=0.8)):
             raise RecordError(f"{where}: unknown key {shown(key)}.{hint}")
 
 
 def _misspelled(entry: Record, key: str) -> str:
     """Return a hint if `entry` lacks `key` but has a similar key."""
-    if key in entry:
-        return ""
-    return next((hint for name in entry if (hint := suggestion(name, (key,)))), "")
+    return "" if key in entry else next((hint for name in entry if (hint := suggestion(name, (key,)))), "")

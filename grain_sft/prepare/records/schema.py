@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import DOCUMENT, OPTIONAL, Conversation, Message, Record, Roles
 from grain_sft.prepare.records.messages import check_keys, optional_text, read_messages, read_turns, text_of
-from grain_sft.prepare.records.schema_mapping import command_for, renamed
+from grain_sft.prepare.records.schema_mapping import SYSTEMS, command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
 
 _EPISODE_ROLES = ("user", "assistant", "assistant_context")
@@ -63,6 +63,11 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
                 raise RecordError(f"{key}: not read. Remove the key, or write its effect into the messages.")
         _refuse_bad_answer(mapped, name)
         conversation = SCHEMAS[name].parse(mapped)
+        has_system = conversation.system or conversation.messages[0].role in ("system", "developer")
+        unread = "" if has_system or "system" in keys else next((key for key in SYSTEMS if mapped.get(key)), "")
+        if unread and "system" in SCHEMAS[name].keys:
+            fix = f"Add --schema {name}:system={unread}, or {name}:system= to ignore it"
+            raise RecordError(f"{unread}: not read, and the record has no other system text. {fix}.")
     except RecordError as error:
         if not keys:
             raise

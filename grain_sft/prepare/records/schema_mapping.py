@@ -10,7 +10,7 @@ from grain_sft.prepare.records.strict_json import shown
 # Usual names of a key, the likeliest first.
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
 _COMPLETIONS = ("answer", "response", "output", "completion", "reply", "solution", "chosen", "assistant", "target")
-_SYSTEMS = ("system_prompt", "system_message")
+SYSTEMS = ("system_prompt", "system_message")
 _TEXTS = ("content", "document", "body", "raw_content", "passage", "article", "code")
 _ROLES = ("role", "from", "speaker", "author", "sender")
 _CONTENTS = ("content", "value", "text", "message", "utterance")
@@ -75,7 +75,7 @@ def _option_for_texts(record: Record) -> str:
         """Return the first of `names` that is a key of the record, as the record spells the key (such as "Text"); else ""."""
         return next((key for name in names for key in text_keys if key.lower() == name), "")
 
-    prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)
+    prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(SYSTEMS), first(_TEXTS)
     if "chosen" in record and "rejected" in record:
         return _option("preference", (("prompt", prompt), ("system", system))) if prompt else ""
     if prompt and completion and "instruction" in text_keys:

@@ -66,7 +66,7 @@ WITH_SYSTEM = [
     {"instruction": "u", "output": "a", "system": "s"},
     {"conversations": SHAREGPT[1:], "system": "s"},
     {"prompt": "u", "completion": "a", "system": "s"},
-    {"messages": TURNS[1:], "system": "s"},
+    {"messages": TURNS[1:], "system": "s", "system_prompt": "not read"},
 ]
 
 
@@ -155,8 +155,8 @@ WRONG_RECORDS = [
     *(({"prompt": "u", "completion": "a", "label": n}, [f"label: {json.dumps(n)}"]) for n in (False, 0, "False")),
     *((turn({}) | {key: False}, [f"{key}: false marks a bad answer"]) for key in ("label", "kto_tag")),
     ({"prompt": "u", "completion": "a", "label": decimal.Decimal(0)}, ['label: "0"']),  # as Parquet files have it
-    (messages() | {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs: not read"]),
-    (messages() | {"loss_mask": [0]}, ["loss_mask: not read"]),
+    *((messages() | {key: [0]}, [f"{key}: not read"]) for key in ("chat_template_kwargs", "loss_mask")),
+    (turn({"from": "gpt", "value": "x"}) | {"system_prompt": "s"}, ["--schema sharegpt:system=system_prompt"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
     (turn({"from": "human"}), ["conversations[0].value: is missing"]),
     (turn({"value": "x"}), ["conversations[0].from: is missing"]),
