@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
 from grain_sft.layout import run_documents_named
@@ -186,11 +185,10 @@ def find_document(
 
     Raises:
       RowIndexError: The run does not have one of the documents.
-      SamplerError: The number of hosts does not divide the batch, or the run has fewer than `epochs` epochs.
+      SamplerError: The number of hosts does not divide the batch, or a run without stages has fewer than `epochs` epochs.
     """
     names = RunNames(pipeline)
-    numbers = [as_integer("document", number, 0, RowIndexError) for number in np.atleast_1d(documents).tolist()]
-    wanted = run_documents_named(names.documents, numbers)
+    wanted = run_documents_named(names.documents, np.atleast_1d(documents).tolist())
     parts = []
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)
@@ -198,7 +196,9 @@ def find_document(
         documents_of_stage = names.documents.within(layout, wanted)
         # do not call `rows_of_documents` without documents: it would fail for a corpus whose documents have unknown ends
         rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
-        slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
+        most = sampler.epochs if len(pipeline.stages) > 1 else None  # a stage may have fewer epochs than the run
+        own_epochs = epochs if epochs is None or most is None else min(epochs, most)
+        slots = sampler.find_slots(rows, epochs=own_epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)
         kept = np.isin(lines.document, wanted)
         for name, indices, _ in layout.split(lines.instance):

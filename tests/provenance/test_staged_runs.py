@@ -160,7 +160,7 @@ def several(corpora):
     """A config of three stages: "olmo", then "episodes", then a mixture of both as the sources "early" and "late"."""
     mixture = {"late": {**corpora["episodes"], "weight": 1}, "early": {**corpora["olmo"], "weight": 1}}
     last = {"corpus": {"mixture": mixture}, "sampler": {"schedule": [{"step": 3, "weights": {"late": 3}}]}}
-    stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, last]
+    stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"], "sampler": {"epochs": 2}}, last]
     return sections(None, 64, corpus=corpora["olmo"], order="shuffle") | {"stages": stages}
 
 
