@@ -4,6 +4,7 @@ Config checks, command-line options, documentation, and JSON Schema are derived 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -61,11 +62,12 @@ def options_of(declaration: Callable[..., Any]) -> Options:
     Raises:
       ConfigError: The declaration has no signature.
     """
-    function = declaration.__init__ if isinstance(declaration, type) else declaration  # type: ignore[misc]
-    try:
-        hints = get_type_hints(declaration if is_struct(declaration) else inspect.unwrap(function), include_extras=True)
-    except (AttributeError, NameError, TypeError):  # types under `if TYPE_CHECKING`, or an object that has no hints
-        hints = {}
+    function = inspect.unwrap(declaration.__init__ if isinstance(declaration, type) else declaration)  # type: ignore[misc]
+    hints = get_type_hints(declaration, include_extras=True) if is_struct(declaration) else {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        with contextlib.suppress(Exception):  # a type under `if TYPE_CHECKING`, or an annotation that is not a type
+            hints |= get_type_hints(alone, getattr(function, "__globals__", {}), include_extras=True)
     texts = _help_texts(inspect.getdoc(declaration) or "")
     try:
         parameters = inspect.signature(declaration).parameters
@@ -118,7 +120,7 @@ def _config_type(hint: Any) -> Any:
         return list[_config_type(arguments[0])] if len({*arguments} - {...}) == 1 else list[Any]  # type: ignore[misc]
     if origin in (dict, Mapping):
         return dict[str, _config_type(arguments[1])] if arguments else dict  # type: ignore[misc]
-    return hint if origin is Literal or hint in _WORDS or is_struct(hint) else Any
+    return hint if origin is Literal or hint in list(_WORDS) or is_struct(hint) else Any  # a list, because `[int]` has no hash
 
 
 def _checkable(kind: Any) -> Any:

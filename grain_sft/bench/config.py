@@ -61,8 +61,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     batches = sample(run.pipeline, run.steps, plan.seconds * _STAGES)
     batch = facts(batches)
     timed = stages(run.pipeline, batches)
-    stage_seconds = plan.seconds * _STAGES / len(timed) / plan.repeats
-    medians = seconds_in_turn(timed, stage_seconds, plan.repeats, warm=1)
+    medians = seconds_in_turn(timed, plan.seconds * _STAGES / len(timed) / plan.repeats, plan.repeats, warm=1)
 
     def speed(seconds: float) -> dict[str, float]:
         """Return the figures of batches that take `seconds` each."""

@@ -114,9 +114,8 @@ PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_4
 def packed(folder: Path, scale: Scale) -> Iterator[Table]:
     """For each of `PROFILES`, yield a table of the speeds of our loaders of packed rows and Grain's."""
     for profile in PROFILES:
-        loaders = _loaders(profile, folder)
         # short turns, so that a change of the machine's load slows all loaders
-        medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
+        medians = seconds_in_turn(_loaders(profile, folder), scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
         rows = {}
         for name, median in medians.items():

@@ -50,8 +50,7 @@ def run_index(options: argparse.Namespace) -> None:
         shards[shard.label] += 1
         tokens[shard.label] += shard.num_tokens
     for label, count in tokens.most_common() if any(shards) else ():
-        share = count / max(1, corpus.num_tokens)
-        print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
+        print(f"  {count / max(1, corpus.num_tokens):6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
     if length is not None:
         _line("rows", f"{len(WindowLayout(corpus, length)):,} of {length:,} tokens")
     if options.output:

@@ -84,8 +84,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
-    defaults = {key: option.default for key, option in GPT_CONFIG.items() if option.default is not REQUIRED}
-    keys = {**defaults, **stated}
+    keys = {key: option.default for key, option in GPT_CONFIG.items() if option.default is not REQUIRED} | dict(stated)
     for key, option in GPT_CONFIG.items():
         if key in keys:
             check_value(keys[key], option.type, f"{where}: {key}")

@@ -164,13 +164,11 @@ def naming(where: str, section: str | None = None) -> Iterator[None]:
     try:
         yield
     except GrainSftError as error:
-        prefixed_error = None
+        prefixed_error = error
         if not str(error).startswith(prefix):
             with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
                 prefixed_error = type(error)(f"{prefix}: {str(error).removeprefix(f'{where}: ')}")
-        if prefixed_error is None:
-            raise
-        raise prefixed_error from error
+        raise prefixed_error from (error.__cause__ if prefixed_error is error else error)
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:

@@ -161,8 +161,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                     raise RowIndexError(f"{item}: no document was made of this record. Remove it from the list.")
                 of_names.append(documents)
             elif item and item not in files_read and files.exists(item):
-                lines = map(str.strip, files.read_text(item).splitlines())
-                add(filter(None, lines), (*files_read, item))
+                add(filter(None, map(str.strip, files.read_text(item).splitlines())), (*files_read, item))
             else:
                 expected = "a document number, a source, SOURCE:NUMBER with a number of the source, an input"
                 problem = f"{shortened(item, 200)!r} is not {expected}, INPUT:LINE, or a file of these"

@@ -87,8 +87,7 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
     devices = min(_DEVICES, max(1, len(costs) // ROWS_A_DEVICE[-1]))
     for rows_a_device in [rows for rows in ROWS_A_DEVICE if rows * devices <= len(costs)]:
         batch_rows = rows_a_device * devices
-        in_whole_steps = len(costs) // batch_rows * batch_rows
-        rows = rng.permutation(len(costs))[:in_whole_steps]
+        rows = rng.permutation(len(costs))[: len(costs) // batch_rows * batch_rows]  # of whole steps
         by_cost = rows[np.argsort(costs[rows], kind="stable")]
         balanced = rng.permuted(by_cost.reshape(-1, batch_rows), axis=1)  # within a step, devices get random rows
         shuffled = rows.reshape(-1, batch_rows)[:_STEPS]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import cloudpickle
 import grain
+import numpy as np
 from absl import logging
 
 from grain_sft.arguments import MOST_AHEAD, as_integer, check_type
-from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.errors import PipelineError, RowIndexError, shortened
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
+from grain_sft.registry import entry_errors, is_ours, name_of
 from grain_sft.source import Element, workers
 
 _THREADS, _PREFETCH = 2, 8  # numbers of threads and of batches that are made ahead, in a loader without worker processes
@@ -32,7 +36,20 @@ class StepDataset(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return make_batch(self._pipeline, self._start + index % self._length)
+        return (_sendable_batch if workers.in_worker() else make_batch)(self._pipeline, self._start + index % self._length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a worker process. Refuse an object of another package that can't be pickled, such as a lock.
+
+        The check copies no arrays: with a `buffer_callback`, the pickle leaves them out.
+        """
+        for stage in self._pipeline.stages:
+            for each in (*stage.transforms, *stage.source.layout.parts.values(), *self._pipeline.observers):
+                fix = "Leave out what can't be pickled in a method `__getstate__`, or use no worker processes."
+                with entry_errors(PipelineError, f"{name_of(type(each))} can't be sent to worker processes", fix):
+                    if not is_ours(type(each)):
+                        cloudpickle.dumps(each, buffer_callback=lambda array: None)
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -45,6 +62,26 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __repr__(self) -> str:
         return repr(self._pipeline)  # Grain compares this text when it restores the state of a DataLoader
+
+
+def _sendable_batch(pipeline: Run, step: int) -> Any:
+    """Return the batch of `step` in a worker process. Refuse a batch or an exception that pickle does not restore.
+
+    Grain leaves out a batch that it can't pickle, so that the worker's next batch takes its place. If Grain can't pickle an
+    exception, the main process waits forever.
+    """
+    try:
+        batch = make_batch(pipeline, step)
+        values = batch.values() if isinstance(batch, dict) else [batch]
+        sent = [each for each in values if not isinstance(each, np.ndarray) or each.dtype.hasobject]
+    except Exception as error:
+        batch, sent = error, [error]
+    what = f"step {step}: a worker process can't send {shortened(repr(sent))} to the main process"
+    with entry_errors(PipelineError, what, "Let pickle restore it, or use no worker processes."):
+        pickle.loads(pickle.dumps(sent))
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
 
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:

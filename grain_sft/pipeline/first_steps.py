@@ -43,8 +43,7 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that goes back makes a step twice
                 return
             self._steps.append(step)
-            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)
-            self.left = steps_to_check - len(self._steps)
+            self.left = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step) - len(self._steps)
             if self.left:
                 return
         reason = why_no_loss(pipeline, self._steps)

@@ -141,8 +141,7 @@ class _CorpusDocuments(Documents):
         kept = np.delete(np.arange(len(lengths)), self.withdrawn)
         written = kept if keep_empty else kept[lengths[kept] > 0]
         # `firsts[1:-1]` has the number of val's first document, if there is a val
-        ids_of_splits = np.split(written, np.searchsorted(written, firsts[1:-1]))
-        self.ids = dict(zip(corpora, ids_of_splits, strict=True))
+        self.ids = dict(zip(corpora, np.split(written, np.searchsorted(written, firsts[1:-1])), strict=True))
         self.dropped = len(kept) - len(written)
         if not len(self.ids["train"]):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")

@@ -87,8 +87,7 @@ class Job(Renderer):
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{self._count('rejected')} rejected")
-        rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
-        first = next(rejected, None)
+        first = next((line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines()), None)
         fix = "The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else "Give more records."
         return f"{', '.join(counts)}. {fix}"
 

@@ -131,8 +131,7 @@ class Renderer:
         """Return the bytes of the chunk of a group of units."""
         contents = Contents()
         for batch in self._batches(units):
-            valid = [parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]
-            rendered = iter(self.render(valid))
+            rendered = iter(self.render([parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]))
             for source, raw, parsed in batch:
                 result = parsed if isinstance(parsed, RecordError) else next(rendered)
                 if isinstance(result, RecordError):

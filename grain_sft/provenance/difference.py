@@ -56,7 +56,9 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     """
     if any(each.sampler.host.count > 1 for each in (one, other)):
         raise SamplerError("difference: expected pipelines of one host. Load them with Host(0, 1).")
-    steps = range(_last_change(one, other) + 10_000) if steps is None else steps
+    # the steps at which a schedule or an amendment takes effect
+    changes = [step for each in (one, other) for step in (*each.planned_sampler.changes, *(a.step for a in each.amendments))]
+    steps = range(max([0, *changes]) + 10_000) if steps is None else steps
     if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
@@ -76,12 +78,6 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
 def _rows(pipeline: Pipeline, step: int) -> Ints:
     """Return the rows of the global batch of `step`, int64 [rows]; none after the last batch of the run."""
     return pipeline.sampler.rows(step) if step < pipeline.sampler.end_of_batches else np.zeros(0, np.int64)
-
-
-def _last_change(*pipelines: Pipeline) -> int:
-    """Return the last step at which a schedule or an amendment takes effect."""
-    steps = [step for each in pipelines for step in each.planned_sampler.changes]
-    return max([0, *steps, *(amendment.step for each in pipelines for amendment in each.amendments)])
 
 
 def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:

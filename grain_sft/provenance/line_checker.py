@@ -156,8 +156,7 @@ class LineChecker:
     def _note_changes(self) -> None:
         """Record the amendments and stages that were added before this load. The run has to resume at or before their steps."""
         changes = changes_of(self._pipeline)
-        is_first_load = self.checked.loads == 1
-        self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
+        self._added = [] if self.checked.loads == 1 else [change for change in changes if change not in self._changes]
         for change in self._added:
             self._position.max_resume_step = min(self._position.max_resume_step, change.first_step)
         self._changes = changes

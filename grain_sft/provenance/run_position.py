@@ -61,5 +61,4 @@ class RunPosition:
         """Go to the next event. From now on, the run may resume at the step of that event."""
         assert self._upcoming is not None
         self.due = next(self._upcoming, None)
-        due_step = self._end_step if self.due is None else self.due.step
-        self.max_resume_step = max(self.max_resume_step, due_step)
+        self.max_resume_step = max(self.max_resume_step, self._end_step if self.due is None else self.due.step)

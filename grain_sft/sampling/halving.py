@@ -87,8 +87,7 @@ class HalvingTree:
         self._paths: dict[int, list[tuple[_Split, bool]]] = {}
         self.bound = 0.0
         sources = [source for source, weight in enumerate(weights) if weight]
-        heaviest_first = sorted(sources, key=lambda source: -weights[source])
-        self._root = self._tree(heaviest_first, [], 0.0)
+        self._root = self._tree(sorted(sources, key=lambda source: -weights[source]), [], 0.0)  # the heaviest first
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
         """Return the tree of `sources`, which are sorted, the heaviest first.

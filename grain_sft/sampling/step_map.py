@@ -141,8 +141,7 @@ class MappedSampler(Sampler):
 
         # last data step that the trainer may read; without an end, the last step that the sampler can count
         last = self.sampler.batch_sizes.step_of(MOST_ROWS) if never_ends else self._map.data_step(self.end_step - 1)
-        end = min(span.last, last) + 1
-        ranges = self._map.read_between(span.first, end)
+        ranges = self._map.read_between(span.first, min(span.last, last) + 1)
         # each range of data steps, with the first row of `span` that these steps read, and the row after the last one
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]

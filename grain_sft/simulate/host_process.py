@@ -1,12 +1,12 @@
 """Program that runs some steps as one host of a run, and prints the figures of these steps as JSON."""
 
 import contextlib
-import glob
 import json
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from grain_sft.config import load
@@ -106,16 +106,15 @@ def _delayed() -> float:
     the same time as that one.
     """
     seconds = {}
-    for thread in glob.glob("/proc/self/task/*/schedstat"):
-        with contextlib.suppress(OSError), open(thread) as file:  # the thread may have ended
-            seconds[int(thread.split("/")[4])] = int(file.read().split()[1]) / 1e9
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread may have ended
+            seconds[int(thread.parts[4])] = int(thread.read_text().split()[1]) / 1e9
     return seconds.pop(os.getpid(), 0.0) + max(seconds.values(), default=0.0)
 
 
 def _memory() -> float:
     """Return the peak memory of this process in MB."""
-    with open("/proc/self/status") as file:
-        fields = dict(line.split(":", 1) for line in file)
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024 / 1e6
 
 

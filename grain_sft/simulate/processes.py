@@ -91,8 +91,7 @@ class Measured(NamedTuple):
             for name, prediction in predicted.items():
                 figure = opening[name] + reading[name] if name in opening else measured[name]
                 if prediction or figure:
-                    error = abs(prediction - figure) / figure if figure else 1.0
-                    largest[name] = max(largest.get(name, 0.0), error)
+                    largest[name] = max(largest.get(name, 0.0), abs(prediction - figure) / figure if figure else 1.0)
         return largest
 
 

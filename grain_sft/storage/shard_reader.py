@@ -211,8 +211,7 @@ class ShardReader:
         *places, total = itertools.accumulate(sizes, initial=0)
         data = memoryview(bytearray(total))
         all_shards = [shard for shards, _, _, _ in groups for shard in shards]
-        all_starts = [start for _, starts, _, _ in groups for start in starts]
-        self.gather(all_shards, all_starts, places, sizes, data)
+        self.gather(all_shards, [start for _, starts, _, _ in groups for start in starts], places, sizes, data)
         place = 0
         for _, _, by_piece, _ in groups:
             for buffer in itertools.chain.from_iterable(by_piece):

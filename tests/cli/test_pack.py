@@ -104,8 +104,7 @@ def test_the_learning_rate_is_printed_only_for_a_given_batch(chats, packed):
     found, printed = packed(*arguments)
     assert found["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)} and "learning rate" not in printed
     rate = automatic_learning_rate(corpus, 4096, 8, "mistral")
-    batch = ["--batch-tokens", 4096, "--ranks", 8, "--model-type", "Mistral"]
-    found, printed = packed(*arguments, *batch)
+    found, printed = packed(*arguments, "--batch-tokens", 4096, "--ranks", 8, "--model-type", "Mistral")
     assert found["learning_rate"]["learning_rate"] == rate
     assert f"learning rate {rate:.4e}, OpenChat's for batches of 32,768 tokens" in printed
 

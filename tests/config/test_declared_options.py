@@ -131,7 +131,7 @@ class FromOutside:
 
 
 class ForTypeCheckers:
-    def __init__(self, tokenizer: "Undefined | None" = None, count: int = 1):  # type: ignore[name-defined]  # noqa: F821
+    def __init__(self, tokenizer: "Undefined | None" = None, sizes: [int] = (), count: int = 1):  # type: ignore  # noqa: F821
         self.count = count
 
 
@@ -142,7 +142,9 @@ def test_a_users_class_may_have_options_of_any_type():
     with pytest.raises(ConfigError, match=r"rate is 0\.0; expected a number \(more than 0, at most 1\)"):
         check({"rate": 0.0}, options, "a.yaml: outside")
     for declaration in (ForTypeCheckers, functools.partial(ForTypeCheckers)):
-        check({"tokenizer": {}, "count": 3}, options_of(declaration), "a.yaml: outside")
+        check({"tokenizer": {}, "sizes": [2], "count": 3}, options_of(declaration), "a.yaml: outside")
+    with pytest.raises(ConfigError, match="count is 'x'; expected an integer"):
+        check({"count": "x"}, options_of(ForTypeCheckers), "a.yaml: outside")
 
 
 def test_the_options_of_a_users_transform_are_checked(tmp_path):

@@ -78,8 +78,7 @@ def test_options_of_remote_files_reach_the_corpus_and_do_not_change_the_receipt(
     cache = {"folder": str(tmp_path / "kept"), "max_bytes": "1GiB"}
     corpus["remote"] = {"seconds": 7, "requests": 3, "cache": cache}
     pipeline = load(config)
-    source = pipeline.source if section == "one corpus" else pipeline.source.sources["one"]
-    options = source.layout.corpus.remote
+    options = (pipeline.source if section == "one corpus" else pipeline.source.sources["one"]).layout.corpus.remote
     assert (options.seconds, options.requests) == (7, 3)
     assert (options.cache.folder, options.cache.max_bytes) == (cache["folder"], 1 << 30)
     assert pipeline.receipt == load(plain).receipt

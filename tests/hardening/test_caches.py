@@ -150,8 +150,7 @@ def test_a_file_that_is_rewritten_in_place_has_the_rows_of_its_new_tokens(tmp_pa
         target.write_bytes((tmp_path / str(number) / "0.npy").read_bytes())
         os.utime(target, ns=(10**18, 10**18))
         time.sleep(0.1)
-        corpus = opened(target)
-        layouts = [PackedLayout(corpus, LENGTH), PackedLayout(opened(target), LENGTH)]
+        layouts = [PackedLayout(opened(target), LENGTH) for _ in range(2)]
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "empty" / str(number)))
         layouts.append(PackedLayout(opened(target), LENGTH))
         monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))

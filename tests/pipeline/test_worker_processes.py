@@ -15,6 +15,7 @@ import pytest
 from batches import pipeline_of
 
 from grain_sft import WindowLayout, open_corpus
+from grain_sft.errors import PipelineError
 from grain_sft.pipeline import Observer
 from grain_sft.source import workers
 from grain_sft.source.workers import InOrder
@@ -101,6 +102,24 @@ class Once:
         if multiprocessing.active_children():
             raise OSError("no more processes")
         return Once, ()
+
+
+class Own(Observer, grain.transforms.Map):
+    def map(self, element):
+        return element | {"lock": threading.Lock()}
+
+
+def test_a_lock_in_a_batch_an_error_or_an_observer_is_not_sent_between_processes(write_tokens, monkeypatch):
+    layout, own, error = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16), Own(), ValueError("own")
+    monkeypatch.setattr(workers, "in_worker", lambda: True)
+    own.batch_made, error.lock = mock.Mock(side_effect=error), threading.Lock()
+    pipelines = [pipeline_of(layout, [own]), pipeline_of(layout, run={"observers": [own]})]
+    for pipeline, sent in zip(pipelines, (r"\[<unlocked", r"\[ValueError\('own'\)\]"), strict=True):
+        with pytest.raises(PipelineError, match=rf"^step 3: a worker process can't send {sent}.*_thread.lock' object"):
+            pipeline.dataset()[3]
+    own.batch_made = error.lock
+    with pytest.raises(PipelineError, match=r"Own can't be sent to worker processes: TypeError: .*_thread.lock"):
+        next(pipeline.iter(worker_count=1))
 
 
 def test_a_worker_ends_if_another_could_not_be_started():

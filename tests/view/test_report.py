@@ -149,8 +149,7 @@ def made(config, layout=None, **changed):
     """Return a pipeline of one epoch of the chats, and the (documents, tokens) that it leaves out, by reason."""
     path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
     pipeline = load(json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}})
-    left_out = report_module.left_out(pipeline)
-    return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
+    return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in report_module.left_out(pipeline)}
 
 
 def test_windows_leave_out_the_ends_of_files(config):

@@ -213,8 +213,7 @@ def prepare_manifest(shard: str) -> str | None:
     The search goes upwards from the shard's folder to the first folder that is not named like a split or shard: DIR for
     DIR/train/shard_00000/tokens.bin.
     """
-    paths = (files.join(folder, PREPARE) for folder in folders_above(shard))
-    return next(filter(files.exists, paths), None)
+    return next(filter(files.exists, (files.join(folder, PREPARE) for folder in folders_above(shard))), None)
 
 
 def folders_above(path: str) -> Iterator[str]:

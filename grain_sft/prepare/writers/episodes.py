@@ -29,9 +29,8 @@ def tasks(plan: Plan, split: str) -> list[Task]:
     shards: list[Task] = []
     start = 0
     while start < num_documents or not shards:  # an empty split has one empty shard
-        limit = token_ends[start] + plan.request.shard_tokens
         # `token_ends[stop]` is the last end within the limit
-        stop = int(np.searchsorted(token_ends, limit, side="right")) - 1
+        stop = int(np.searchsorted(token_ends, token_ends[start] + plan.request.shard_tokens, side="right")) - 1
         stop = min(max(stop, start + 1), num_documents)
         shards.append(Task(split, len(shards), start, stop, 0, int(token_ends[stop] - token_ends[start])))
         start = stop

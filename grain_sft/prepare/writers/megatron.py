@@ -24,8 +24,7 @@ def check(plan: Plan) -> None:
     refuse_weights(plan)
     longest = max(int(plan.documents.lengths[ids].max(initial=0)) for ids in plan.splits.values())
     if longest > _MAX_LENGTH:
-        problem = f"a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
-        raise PrepareError(f"format megatron: {problem}. Divide it.")
+        raise PrepareError(f"format megatron: a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}. Divide it.")
 
 
 def write(plan: Plan, task: Task) -> None:

@@ -113,8 +113,7 @@ def test_a_file_in_a_bucket_may_be_replaced_by_one_of_equal_size(client, tmp_pat
 
 
 def test_only_the_chunks_of_a_unit_are_read_from_a_file_in_a_bucket(client, tmp_path, many_units, calls_of):
-    draw = random.Random(4)
-    expected = [{"text": text} for text in texts(draw, 60)]
+    expected = [{"text": text} for text in texts(random.Random(4), 60)]
     path = array_record(tmp_path / "a", [record["text"].encode() for record in expected], "group_size:2,uncompressed")
     url = "gs://bucket/some.array_record-00000-of-00001"
     client.pipe_file(url, path.read_bytes())

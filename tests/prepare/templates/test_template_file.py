@@ -167,8 +167,7 @@ class WrongResult(TEMPLATES["text"]):
         ones = np.ones(len(results[0].tokens))
         loss = {"fewer": ones[1:], "nan": ones * np.nan, "half": ones / 2, "unmasked": np.cumsum(ones) > 1, "float": ones}
         if mistake in loss:
-            tokens = ones if mistake == "float" else results[0].tokens
-            return [Rendered(tokens, loss[mistake]), *results[1:]]
+            return [Rendered(ones if mistake == "float" else results[0].tokens, loss[mistake]), *results[1:]]
         return results[1:]
 
 
