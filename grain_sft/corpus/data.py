@@ -1,7 +1,5 @@
 """`CorpusData`, the description of a corpus."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

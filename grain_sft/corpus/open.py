@@ -149,7 +149,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
     single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
     with inside(local_folder, single_path or ""):  # the mix or the index that the caller names may be outside of `folder`
         corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
-    check_type(f"the corpus that the format {format} returns", corpus, Corpus, "a Corpus")
+    check_type("the corpus that the format returns", corpus, Corpus, "a Corpus")
     # Files with a `root` need no check: their format unpacked them into the cache, which is their `root`.
     options.check_paths([file.path for file in corpus.files() if file.root is None])
     if local_folder is None:

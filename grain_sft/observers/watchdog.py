@@ -3,8 +3,6 @@
 One thread checks all open iterators of the process, about once a second.
 """
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import contextlib

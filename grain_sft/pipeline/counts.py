@@ -1,9 +1,7 @@
 """Counts of batches, of the times to make them, and of the times that the training loop waited for them.
 
-Each batch is only appended to a list. `count_batches` counts many batches at once.
+A batch only adds an entry to a list. `count_batches` counts many batches at once.
 """
-
-from __future__ import annotations
 
 import math
 import os

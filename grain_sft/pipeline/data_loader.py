@@ -1,7 +1,5 @@
 """A pipeline's batches as Grain's objects: a `grain.MapDataset`, and a `grain.DataLoader` that stops when a batch fails."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PipelineIterator: a pipeline's batches in order, prefetched by threads or by Grain worker processes."""
 
-from __future__ import annotations
-
 import functools
 import re
 import time

@@ -1,7 +1,5 @@
 """Table of observers, and the observers of a run."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

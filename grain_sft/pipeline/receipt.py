@@ -1,7 +1,5 @@
 """Receipt: everything that decides the batches of a run, as texts and as a short hash."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`StagedPipeline`, a run of consecutive stages with different sequence lengths, batch sizes, mixtures or layouts."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """StepIterator: batches of consecutive steps, each delivered once, even if exceptions arrive at any moment."""
 
-from __future__ import annotations
-
 import abc
 import math
 import threading

@@ -41,7 +41,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step: the number of its unit, group or task, the unit that it scanned or None, and its failure or None."""
+"""Result of a step: (number of its unit, group or task; unit that it scanned, or None; its failure, or None)."""
 
 
 def prepare(
@@ -87,8 +87,7 @@ class Pipelines(Runner):
     options: Any  # Beam's `PipelineOptions`
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        # every item is sent to a worker with its input, so without `parts`: `scan_unit` does not need these, and an input may
-        # have thousands
+        # Each item carries its input to a worker. `scan_unit` does not need the input's `parts`, which may be thousands.
         items = [(dataclasses.replace(entries[unit.input], parts=()), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 

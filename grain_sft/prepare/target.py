@@ -25,7 +25,7 @@ LOCK = "lock"
 class Target:
     """Output folder, and the folder of unfinished work next to it.
 
-    A local output appears at once, by a rename of the folder `stage`. In a bucket, files appear one by one, the manifest last.
+    A local output appears whole, by a rename of the folder `stage`. In a bucket, files appear one by one, the manifest last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
@@ -38,7 +38,7 @@ class Target:
       stage: Folder that the corpus is written to. For a local output, it is a folder in `work`. In a bucket, it is the output.
       state: File in `work` with the identity of the unfinished corpus, as JSON.
       manifest: Path of the finished corpus's manifest.
-      rejected: File of rejected records, next to the output.
+      rejected: File of rejected records, next to the output (next to the link if the output is a link).
       manifest_name, work_suffix, error: Name of the manifest, end of the name of `work`, and class of the errors.
 
     Raises:
@@ -91,7 +91,7 @@ class Target:
                     manifest = make()
                     self._publish()
                     return manifest
-                self.discard()  # the other process removed its folder, but `_locked` made it again
+                self.discard()  # the other process removed `work`, but `_locked` made it again
         elif self.remote or os.path.isdir(self.work):
             # remove the work of an interrupted run, unless another process holds the lock and is replacing this corpus
             with contextlib.suppress(StorageError), self._locked(wait=False):
@@ -105,7 +105,7 @@ class Target:
                 raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
             self.finished({"key": ""}, overwrite=True)  # raises an error if the output has other files
             files.check_writable(self.output, folder=True)
-            if not self.remote:  # the output may be an empty folder that can be written, unlike the folder above
+            if not self.remote:  # the output may be writable although its parent, which holds `work`, is not
                 files.check_writable(self.work, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:

@@ -15,11 +15,11 @@ class RunPosition:
 
     Attributes:
       events: Events of the run.
-      due: Next event; None after the last one.
-      since: Step at which the process began or resumed the run; None if the line that states it was changed.
-      delivered: Last step that the log proves to be delivered: the step of an event, or the step before that of a resume.
-      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or -1 before the run
-        begins. The caller lowers it to the first step of a new stage or amendment.
+      due: Next event; None before the first one is sought, and after the last one.
+      since: Step at which the process began or resumed the run; None if that line of the log was altered.
+      delivered: Last step that the log proves to be delivered: that of an event, or the one before a resume's first step.
+      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or the end of the run after
+        its last event; -1 before the run begins. The caller lowers it to the first step of a new stage or amendment.
       is_known: Whether `due` is known. It is unknown after a changed line, until an intact line states the step.
     """
 
@@ -53,12 +53,12 @@ class RunPosition:
             self._advance()
 
     def pass_event(self, event: Event) -> None:
-        """Go from `event`, to which `go_to` went, to the event after it."""
+        """Record that the step of `event`, which is due, was delivered, and go to the next event."""
         self.delivered = event.step
         self._advance()
 
     def _advance(self) -> None:
-        """Go to the next event. From now on, the run may resume at the step of that event."""
+        """Go to the next event. From now on, the run may resume at the step of that event, or at its end if none is left."""
         assert self._upcoming is not None
         self.due = next(self._upcoming, None)
         self.max_resume_step = max(self.max_resume_step, self._end_step if self.due is None else self.due.step)

@@ -59,8 +59,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps. `RunDocuments` reserves a number for each token of a layout that does not follow documents.
-    A trace does not use these numbers.
+    The numbers may have large gaps: `RunDocuments` reserves a number for each token of a layout that does not follow documents,
+    and a trace has no lines with these numbers.
     """
 
     def __init__(self) -> None:

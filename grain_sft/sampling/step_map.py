@@ -3,8 +3,6 @@
 A data step is a step of the sampler. With 3 steps skipped at step 10, the trainer's step 10 reads data step 13.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

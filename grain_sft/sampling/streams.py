@@ -151,9 +151,9 @@ class EpochStream:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Row of the layout that is row 0 of the stream.
-      begin: Function of a step that returns a pair: the epoch of the first row that is read at this step or later, and the
-        number of the epoch's rows that come before that row, whether the run reads or skips them. If each step of a mixture has
-        4 rows of a source with 10 rows, `begin(3)` is (1, 2).
+      begin: Function of a step that returns (epoch, n): the epoch of the first row that is read from this step on, and the
+        number of rows that come before it in this epoch. Rows that the run skips count, too. If each step of a mixture has 4
+        rows of a source with 10 rows, `begin(3)` is (1, 2).
       span: Function of an epoch that returns the epoch's `EpochSpan`. It returns None if the epoch is before the run or after
         its end. If the run skips the whole epoch, the span has 0 rows.
       rows_at: Function (epoch, indices) that returns the rows at `indices` of the epoch's order, numbered from 0 in the source.

@@ -1,7 +1,5 @@
 """Segment ids and positions of the tokens of rows."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

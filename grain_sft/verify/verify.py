@@ -42,7 +42,7 @@ def verify(
       vocab_size: Number of ids of the vocabulary. None means the number that prepare.json or the tokenizer next to the corpus
         states.
       corpus: Path of the corpus that a plan is compared with. None means that the plan is checked alone.
-      receipt: Code that a config's receipt must have.
+      receipt: Expected code of a config's receipt, such as "gs2-1f0c...".
       host: Host whose batches of a config are checked. None means `Host(0, 1)`.
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
 

@@ -22,8 +22,8 @@ RUNS_CODE = re.compile(
     r"|os\.(system|popen)\(|shell=True|(allow_pickle|trust_remote_code)=(?!False)",
     re.MULTILINE,
 )
-# These two files unpickle only what processes of the same run wrote.
-PICKLED_WORK = [(f"prepare/{name}.py", "import pickle") for name in ("work", "worker")]
+# These files unpickle only what processes of the same run wrote.
+PICKLED_WORK = [(f"{name}.py", "import pickle") for name in ("prepare/work", "prepare/worker", "pipeline/data_loader")]
 ONLY_WRITTEN = [("registry.py", "import marshal")]  # the registry hashes the code of functions, and reads none
 
 

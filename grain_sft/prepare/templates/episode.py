@@ -1,8 +1,8 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
 A turn may contain more tags, such as `<myPT_think>...</myPT_think>`. Template episode_tool also renders tool calls, and adds a
-line break after each turn and after `<myPT_eot>`. The assistant's turns take loss, except their opening tags. `<myPT_eot>`
-takes loss.
+line break after each turn and after `<myPT_eot>`. The assistant's turns take loss, except the opening tag of each turn.
+`<myPT_eot>` takes loss.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
 of assistant messages. They do not render the `context` of a record or the content of a tool call.
@@ -29,7 +29,7 @@ _TAGS = {EOT, *(f"<{slash}myPT_{block}>" for block in _BLOCKS for slash in ("", 
 
 
 class Episode(PiecesTemplate):
-    """Template `episode`, for chats without tool calls, as the tools of MyPT render them."""
+    """Template `episode`, for chats without tool calls, as MyPT's scripts render them."""
 
     name = "episode"
     roles: ClassVar[tuple[str, ...]] = ("system", "user", "assistant", "assistant_context")
@@ -93,7 +93,7 @@ class Episode(PiecesTemplate):
 
 
 class EpisodeTool(Episode):
-    """Template `episode_tool`, for chats with tool calls, as the tools of MyPT render them."""
+    """Template `episode_tool`, for chats with tool calls, as MyPT's scripts render them."""
 
     name = "episode_tool"
     roles = (*Episode.roles, "assistant_toolcall", "toolresult")

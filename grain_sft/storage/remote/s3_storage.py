@@ -12,12 +12,12 @@ _BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a resp
 
 
 class S3Storage(S3FileSystem):
-    """s3fs file system with the retries of module `retries`, which can read a range of one version of an object.
+    """s3fs file system that repeats requests by module `retries`, and can read a range of one version of an object.
 
-    s3fs and botocore repeat no requests here: during their own repetitions, a server that answers seems to be silent.
+    s3fs and botocore do not repeat requests here. If they did, `retried` would not see that the server answers meanwhile.
     """
 
-    retries = 1
+    retries = 1  # s3fs tries a request once
     server = "S3"  # name of the server in error messages
 
     async def _call_s3(self, method: str, *args: Any, **options: Any) -> Any:
@@ -57,7 +57,7 @@ class S3Storage(S3FileSystem):
             body.close()
 
     async def _walk(self, path: str, maxdepth: int | None = None, **options: Any) -> AsyncIterator[Any]:
-        """Walk as in s3fs, but raise the error of a folder that can't be listed: its files would be missing unnoticed."""
+        """Walk as in s3fs, but raise an error if a folder exists and can't be listed: its files would be missing unnoticed."""
         async for folder in super()._walk(path, maxdepth, **{**options, "on_error": _raise_failure}):
             yield folder
 
