@@ -17,9 +17,9 @@ class RunPosition:
       events: Events of the run.
       due: Next event; None before the first one is sought, and after the last one.
       since: Step at which the process began or resumed the run; None if that line of the log was altered.
-      delivered: Last step that the log proves to be delivered: that of an event, or the one before a resume's first step.
-      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or the end of the run after
-        its last event; -1 before the run begins. The caller lowers it to the first step of a new stage or amendment.
+      delivered: Last step that the log proves to be delivered: an event's, or the one before the first step of a resume.
+      max_resume_step: Highest step at which the run may resume: the highest step that `due` has had, or the run's end after its
+        last event; -1 before the run begins. The caller lowers it to the first step of a new stage or amendment.
       is_known: Whether `due` is known. It is unknown after a changed line, until an intact line states the step.
     """
 
