@@ -71,6 +71,11 @@ class CorpusData:
         return np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
 
     @property
+    def ranges(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, byte of the first token, and number of tokens of each shard. Subsets of a split differ in the last two."""
+        return tuple((shard.path, shard.data_offset, shard.num_tokens) for shard in self.shards)
+
+    @property
     def padding_token_id(self) -> int:
         """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
         if self.pad_token_id is not None:

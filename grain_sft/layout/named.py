@@ -174,8 +174,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
 def _check_source(name: str, layouts: Sequence[Layout]) -> None:
     """Refuse the name of a source, or SOURCE:NUMBER, if an amendment `replace` gives the source other files in some stages."""
     for source in filter(None, (name, name.rpartition(":")[0])):
-        parts = [layout.parts[source] for layout in layouts if source in layout.parts]
-        if len({tuple(shard.path for shard in part.corpus.shards) for part in parts}) > 1:
+        if len({layout.parts[source].corpus.ranges for layout in layouts if source in layout.parts}) > 1:
             raise RowIndexError(f"withdraw {name!r}: stages read different files as {source!r}. Give the documents' numbers.")
 
 

@@ -81,8 +81,7 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents[documents < sum(map(_num_numbers, layout.parts.values()))]
         numbers = [documents[:0]]
-        numbered = self._numbered[self.layouts.index(layout)]
-        for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
+        for (name, part), entry in zip(parts_by_documents(layout), self._numbered[self.layouts.index(layout)], strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
             if len(own):  # only then: `num_documents` may read all tokens
@@ -107,10 +106,10 @@ def _num_numbers(part: Layout) -> int:
 def _same_documents(one: Layout, other: Layout) -> bool:
     """Return whether two layouts have the same documents of the same files.
 
-    If neither follows documents, no tokens are read: equal paths, EOS ids and `has_boundary_files` are enough.
+    If neither follows documents, no tokens are read: equal ranges of files, EOS ids and `has_boundary_files` are enough.
     """
     corpus, other_corpus = one.corpus, other.corpus
-    if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
+    if corpus.ranges != other_corpus.ranges:
         return False
     if not (one.follows_documents or other.follows_documents):
         same_eos = corpus.eos_token_id == other_corpus.eos_token_id

@@ -175,5 +175,5 @@ def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochSt
     """
     for stream in sampler.streams:
         layout, order = stage.source.layout.parts[stream.name], stream.source
-        shards = tuple(shard.path for shard in layout.corpus.shards)
-        yield (shards, layout.stream_key, order.order, order.shuffle, order.seed), layout.sequence_length, stream
+        key = layout.corpus.ranges, layout.stream_key, order.order, order.shuffle, order.seed
+        yield key, layout.sequence_length, stream

@@ -9,8 +9,10 @@ import random
 import numpy as np
 import pytest
 from batches import error_of, golden_values, load, sections
+from megatron_corpora import write_megatron
 
 from grain_sft import Host
+from grain_sft.provenance import trace
 
 
 def numbered(folder, sizes):
@@ -84,6 +86,14 @@ def test_a_stage_in_order_maxtext_is_refused_if_the_blocks_of_hosts_would_have_o
     stages = [{"steps": 4}, {"layout": {"sequence_length": 64}}]
     config = config_of(numbered(tmp_path, [640]), 16, order="maxtext") | {"stages": stages}
     assert "4 blocks of 2.5 chunks; this stage has batches of 4 blocks of 2.0 chunks" in error_of(config, Host(0, 4))
+
+
+def test_a_stage_of_another_subset_begins_with_its_first_row_and_has_other_documents(tmp_path):
+    prefix = write_megatron(tmp_path / "a", [[[*range(3, 12), 2]]] * 20)
+    stages = [{"steps": 1, "corpus": {"subset": subset}} for subset in ("train", "valid")]
+    run = load(config_of({"path": prefix, "split": "1,1"}, 20, global_batch_size=2) | {"stages": stages})
+    documents = trace(run, range(1, 2)).document
+    assert run.sampler.slots(range(1, 2)).index.tolist() == [0, 1] and min(documents) >= 10
 
 
 GOLDEN = golden_values("olmo_stages.json")
