@@ -91,7 +91,7 @@ def test_a_stage_in_order_maxtext_is_refused_if_the_blocks_of_hosts_would_have_o
 def test_a_stage_of_another_subset_begins_with_its_first_row_and_has_other_documents(tmp_path):
     prefix = write_megatron(tmp_path / "a", [[[*range(3, 12), 2]]] * 20)
     stages = [{"steps": 1, "corpus": {"subset": subset}} for subset in ("train", "valid")]
-    run = load(config_of({"path": prefix, "split": "1,1"}, 20, global_batch_size=2) | {"stages": stages})
+    run = load(config_of({"path": prefix, "split": "1,1"}, 20, "packed", global_batch_size=2) | {"stages": stages})
     documents = trace(run, range(1, 2)).document
     assert run.sampler.slots(range(1, 2)).index.tolist() == [0, 1] and min(documents) >= 10
 
