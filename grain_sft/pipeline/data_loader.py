@@ -13,7 +13,7 @@ from grain_sft.errors import PipelineError, RowIndexError, shortened
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.run import Run
-from grain_sft.pipeline.step_iterator import checked_step
+from grain_sft.pipeline.step_iterator import checked_step, no_stop_iteration
 from grain_sft.registry import entry_errors, is_ours, name_of
 from grain_sft.source import Element, workers
 
@@ -34,7 +34,9 @@ class StepDataset(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return (_sendable_batch if workers.in_worker() else make_batch)(self._pipeline, self._start + index % self._length)
+        step, make = self._start + index % self._length, _sendable_batch if workers.in_worker() else make_batch
+        with no_stop_iteration(step):
+            return make(self._pipeline, step)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker process. Refuse an object of another package that can't be pickled, such as a lock.

@@ -1,8 +1,10 @@
 """StepIterator: batches of consecutive steps, each delivered once, even if exceptions arrive at any moment."""
 
 import abc
+import contextlib
 import math
 import threading
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,6 +23,17 @@ T = TypeVar("T")
 
 class _EndOfRun(StopIteration):
     """The step after the last was requested."""
+
+
+@contextlib.contextmanager
+def no_stop_iteration(step: int) -> Iterator[None]:
+    """Turn a StopIteration of an observer or order into a PipelineError. It would end the run silently."""
+    try:
+        yield
+    except StopIteration as error:
+        fix = "If it calls next(), give that call a default."
+        with entry_errors(PipelineError, f"step {step}: an observer or order", fix):
+            raise error
 
 
 class StepIterator(grain.DatasetIterator[T]):
@@ -77,9 +90,8 @@ class StepIterator(grain.DatasetIterator[T]):
                     step = self._offer()
                 except _EndOfRun:
                     raise StopIteration from None
-                except StopIteration as error:  # raised by other code: it would end the run silently
-                    fix = "If it calls next(), give that call a default."
-                    with entry_errors(PipelineError, f"step {self.next_step}: an observer or order", fix):
+                except StopIteration as error:  # raised by other code
+                    with no_stop_iteration(self.next_step):
                         raise error
                 batch, _, _ = undelivered = self._undelivered[step]
                 taken = step

@@ -78,16 +78,20 @@ def test_a_transform_that_returns_no_batch_is_an_error_not_the_end_of_the_run(so
 class Raises(Observer):
     """Raises `StopIteration` for each batch that is handed out."""
 
-    def batch_handed_out(self, delivery):
+    def batch_handed_out(self, *_):
         next(iter([]))
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_an_observer_that_raises_stop_iteration_is_an_error_not_the_end_of_the_run(source, last):
+def test_an_observer_that_raises_stop_iteration_is_an_error_not_the_end_of_the_run(source, last, monkeypatch):
     run = Pipeline(source, pipeline(source, epochs=1).sampler, [ShiftTargets()], observers=[Raises()])
     start = run.num_steps - 1 if last else 0
     with pytest.raises(PipelineError, match=f"step {start}: an observer .*StopIteration"):
         list(run.iter(start_step=start))
+    monkeypatch.setattr(Raises, "batch_made", Raises.batch_handed_out)
+    for batches in (run.dataset()[start:], run.data_loader(start_step=start)):
+        with pytest.raises(PipelineError, match=f"step {start}: an observer .*StopIteration"):
+            list(batches)
 
 
 def test_an_evaluation_reads_every_row_once_and_fills_its_last_batch_with_padding(source):
