@@ -112,8 +112,8 @@ class FromPieces(Traits):
     def _rows_receipt(self) -> str:
         """Text that changes if the rows change; by default, with a hash of all pieces.
 
-        It is cached without a `functools.cached_property`: in Python 3.11, that has a lock. So a class of a notebook, to which
-        `Layout` copies this property, could not be pickled for workers.
+        It is not a `functools.cached_property`, because `__init_subclass__` copies this property to subclasses. In Python 3.11,
+        a cached property has a lock, so a subclass that is defined in a notebook could not be pickled for workers.
         """
         if (cached := vars(self)).get("_rows_receipt") is None:
             columns = ([each.row + first, *each[1:5], *each.segments_and_positions] for first, each in self._blocks())
@@ -157,8 +157,8 @@ class Layout(FromPieces):
     def __init_subclass__(cls, **options: Any) -> None:
         """Adapt a subclass that defines `pieces`.
 
-        The methods that describe rows become those of `FromPieces`, unless the subclass defines them. Otherwise, a subclass of
-        `PackedLayout` would inherit `row_segments`, which reads the plan and ignores the new `pieces`.
+        The methods that describe rows become those of `FromPieces`, unless the subclass defines them. A subclass of
+        `PackedLayout` would else inherit `row_segments`, which reads the plan and ignores the new `pieces`.
 
         If the subclass is of another package, its pieces are checked. A check of the pieces of 32 rows takes 38 us.
         """

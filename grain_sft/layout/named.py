@@ -1,7 +1,7 @@
 """Search for documents by name.
 
-A name is a number, a source of a mixture, an input, a record of an input, or the path of a file of such names.
-An input is a file that the corpus was prepared from. A record is one line or one row of an input.
+A name is that of a document, a source of a mixture, an input, a record of an input, or a file of such names. The name of a
+document is its number. An input is a file that the corpus was prepared from. A record is one line or one row of an input.
 """
 
 import functools
@@ -43,8 +43,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
 
-    A document that a name finds in one stage is returned for every stage that reads it. In a run of one layout, a
-    number that is too high is also returned. A check would count the documents, which may read all tokens.
+    A document that a name finds in one stage is returned for every stage that reads it. In a run of one layout,
+    numbers that are too high are returned, too: the check would count the documents, which may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, no document of the run was made of a named record, or stages read different files
@@ -71,7 +71,7 @@ def run_documents_named(run: RunDocuments, named: Named, *, refuse_replaced: boo
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # the numbers that each layout has, and perhaps numbers that are too high for the first layout (see `within`)
+    # each layout's numbers; those of the first layout may include numbers that are too high (see `within`)
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -163,7 +163,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
             elif item and item not in files_read and files.exists(item):
                 add(filter(None, map(str.strip, files.read_text(item).splitlines())), (*files_read, item))
             else:
-                expected = "a document number, a source, SOURCE:NUMBER with a number of the source, an input"
+                expected = "a document number, a source, SOURCE:NUMBER of a document of a source, an input"
                 problem = f"{shortened(item, 200)!r} is not {expected}, INPUT:LINE, or a file of these"
                 raise RowIndexError(f"{problem}. Fix it, or give the path of an existing file.")
 
@@ -184,7 +184,7 @@ def _is_number(text: str) -> bool:
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
-    """Return the arrays as one; None without arrays, because nothing has the name."""
+    """Return the arrays joined; None, which means that nothing has the name, if there are no arrays."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 
@@ -239,7 +239,7 @@ class _Inputs:
         if not _is_number(line):
             raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
         if (number := self._number_of(name)) is None:
-            raise CorpusError(f"record {record!r}: no such input. Say which of {self._listed}: INPUT:LINE.")
+            raise CorpusError(f"record {record!r}: no such input. Give INPUT:LINE with one of these inputs: {self._listed}.")
         inputs, lines = self._table.T
         return np.flatnonzero((inputs == number) & (lines == int(line)))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
-# the keys of these two are names for `activity.count`, the counters that all threads of this process add to
+# the keys of `_COUNTERS` and `_STORES` are names of counters in `activity`, to which all threads of this process add
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",

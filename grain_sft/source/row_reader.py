@@ -62,7 +62,7 @@ class RowReader:
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         # 0, 1, 2, ..., from which segments copy their positions. None unless rows store the ends of segments.
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
-        # rows without `target_segment_ids` are of a corpus without loss files
+        # without loss files, rows have no `target_segment_ids`, and all tokens take loss
         self._all_take_loss = not corpus.rows.segments_dtype
         # number of the first row of each shard
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -85,7 +85,7 @@ class RowReader:
         blocks, (tokens, targets, positions, segments, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # for one block, `fill_rows` takes 4 % less time, but it reads nothing in some cases
+        # for one block, `fill_rows` takes 4 % less time; if it can't read these rows, it returns False
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:
@@ -120,7 +120,7 @@ class RowReader:
                     raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
-            expected = f"expected their number, then columns up to {self._length}, ascending"
+            expected = f"expected the number of ends, then the ends in ascending order, at most {self._length}"
             problem = f"{self._folder}: the segment ends of a row are damaged; {expected}"
             raise CorpusError(f"{problem}. Write the rows again.") from error
 
@@ -158,7 +158,7 @@ class RowReader:
         return blocks
 
     def _small_integers(self, stored: Array) -> Iterator[tuple[slice, Array]]:
-        """Yield (arrays of the stack to fill, as a slice of k arrays; their stored values, [k, rows, L]) for each copy.
+        """For each copy, yield a slice of k arrays of the stack, and the stored values to copy there, [k, rows, L].
 
         One copy fills arrays that are neighbours in a stored row and have the same dtype. One copy instead of three saves 2 %
         of a batch's time.

@@ -1,4 +1,4 @@
-"""Locks between threads and locks of files. Both stay usable when a process forks or is killed."""
+"""Locks between threads, which stay usable after a fork, and locks of files, which are freed if their process is killed."""
 
 import contextlib
 import fcntl

@@ -131,7 +131,7 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines, each a position and tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # columns of `line`; brackets of a run with which the line begins are not counted
+    used = 0  # columns of `line`, without the brackets of a run at its start
     most = width - (0 if colour else 2)  # without colour, 2 columns are kept for these brackets
     for cell in cells:
         # a token wider than a line is cut into parts of `size` characters; a character takes at most two columns
