@@ -52,7 +52,12 @@ def render(
     name = f"template {name_of(template)}"
     as_integer(f"{name}: min_tokens", template.min_tokens, 0, PrepareError)
     with entry_errors(PrepareError, name, "Fix its code."):
-        results = list(made.render(conversations))
+        try:
+            results = list(made.render(conversations))
+        except RecordError as error:  # each conversation is rendered alone, so that the others succeed
+            if len(conversations) == 1:
+                return [error]
+            return [render(template, [conversation], tokenizer, options)[0] for conversation in conversations]
         if len(results) != len(conversations):
             problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
             raise PrepareError(f"{problem}; expected one of each. Fix its code.")

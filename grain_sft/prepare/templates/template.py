@@ -86,7 +86,10 @@ class Template(abc.ABC):
 
     @abc.abstractmethod
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation, or the RecordError that explains why it has no document."""
+        """Return the document of each conversation, or the RecordError that explains why it has no document.
+
+        If it raises a RecordError, each conversation is rendered alone.
+        """
 
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a role that `roles` lacks, a second system text, or a text that spells one of `special`."""

@@ -168,7 +168,9 @@ class WrongResult(TEMPLATES["text"]):
         loss = {"fewer": ones[1:], "nan": ones * np.nan, "half": ones / 2, "unmasked": np.cumsum(ones) > 1, "float": ones}
         if mistake in loss:
             return [Rendered(ones if mistake == "float" else results[0].tokens, loss[mistake]), *results[1:]]
-        return results[1:]
+        if mistake == "refused":
+            raise RecordError("is refused.")
+        return results[1:] if mistake == "none" else results
 
 
 WRONG_RESULTS = [
@@ -177,6 +179,7 @@ WRONG_RESULTS = [
     ("unmasked", RecordError, "made a token without loss; expected loss for every token, or `masked = True`"),
     ("nan", RecordError, "made the loss nan; expected a finite number, 0 or more"),
     ("float", RecordError, r"made tokens of shape \(\d+,\) and dtype float64; expected integers of one dimension"),
+    ("refused", RecordError, r"a\.jsonl:1: is refused"),
     ("none", PrepareError, "made 1 documents of 2 conversations"),
 ]
 
