@@ -84,15 +84,17 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
-    keys = {key: option.default for key, option in GPT_CONFIG.items() if option.default is not REQUIRED} | dict(stated)
+    # `validate` later refuses a section that is not a mapping
+    own = {name: sections[name] if isinstance(sections.get(name), Mapping) else {} for name in SECTIONS}
+    defaults = {key: option.default for key, option in GPT_CONFIG.items() if option.default is not REQUIRED}
+    keys = {**defaults, **stated}
     for key, option in GPT_CONFIG.items():
         if key in keys:
             check_value(keys[key], option.type, f"{where}: {key}")
             continue
         # a required key is missing, which is an error unless a key of ours replaces it
         section, replacing_keys = _REPLACED_BY[key]
-        own = sections.get(section)
-        if not isinstance(own, Mapping) or not replacing_keys & own.keys():
+        if not replacing_keys & own[section].keys():
             hint = f" Add it, or {section}.{min(replacing_keys)}."  # `min`: the first by name
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
@@ -101,11 +103,9 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
     # In a mixture, and in an order whose `runs_on` is True (`random`), a batch may have rows of two epochs, whatever
     # `last_batch` is. So `last_batch` keeps its default "drop" there, even if `epoch_drop_last` is False. In order `random`,
     # `shuffle` stays True, because False would read the rows in ascending order.
-    own_sampler = sections.get("sampler")
-    is_replaced = isinstance(own_sampler, Mapping) and own_sampler.get("order", order) != order
+    is_replaced = own["sampler"].get("order", order) != order
     runs_on = ORDERS[order].runs_on and not is_replaced
-    own_corpus = sections.get("corpus")
-    is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
+    is_mixture = "mixture" in own["corpus"]
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
     sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": runs_on or keys["epoch_shuffle"]}
