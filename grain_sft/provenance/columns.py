@@ -134,8 +134,8 @@ class TrainableTokens:
           pieces: Pieces of `rows`.
         """
         layout = self._pipeline.source.layout
-        # whether no input precedes the piece's first token; without `position`, a row is one segment, so columns are positions
-        lacks_input = (pieces.column if pieces.position is None else pieces.position) == 0
+        _, position = pieces.segments_and_positions
+        lacks_input = position == 0  # whether no input precedes the piece's first token
         if layout.of_pairs:
             lacks_input[:] = False
         counts: Ints = pieces.length - lacks_input

@@ -93,8 +93,7 @@ class StreamSampler(Sampler):
 
         A subclass also ends the count at a gap in the sequence. Rows at the end of an epoch that no step reads are a gap.
         """
-        count = self.batch_sizes.steps_of_one_size(step)
-        return count if self.num_steps is None else min(count, self.num_steps - step)
+        return min(self.batch_sizes.steps_of_one_size(step), self.end_step - step)
 
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         step = self._checked_step(step)
