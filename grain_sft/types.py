@@ -6,5 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.integer]
 Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]

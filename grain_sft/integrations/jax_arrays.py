@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Sharding
 
 from grain_sft.arguments import MOST_AHEAD, as_integer, check_type
@@ -17,6 +16,7 @@ from grain_sft.integrations.placement import Block, GlobalBatch, Placement, Proc
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, make_batch, takes_loss
 from grain_sft.source import Element
 from grain_sft.transforms import trait
+from grain_sft.types import Ints
 
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
@@ -71,7 +71,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             problem = f"the pipeline is for {host!r}, but the sharding decides which rows a process reads"
             raise PipelineError(f"{problem}. Load it with host=Host(0, 1).")
         check_type("GlobalBatches: sharding", sharding, Sharding, "NamedSharding(mesh, PartitionSpec(...)) or another")
-        self.pipeline, self.sharding = pipeline, sharding
+        self.sharding = sharding
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError, MOST_AHEAD)
         self._threads = as_integer("threads", threads, 1, PipelineError, MOST_AHEAD)
         self._allow_other_data, self._prepare = allow_other_data, prepare
@@ -101,7 +101,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         by_width = self._placements_at(step)
         return by_width[width or max(by_width)]
 
-    def rows(self, step: int) -> npt.NDArray[np.int64]:
+    def rows(self, step: int) -> Ints:
         """Return the slots of the global batch of `step` that this process reads, whole or in part: int64 [n]."""
         return self._placement(step).reads
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.context_order import Columns, ContextOrder
+from grain_sft.types import Array, Bools, Ints
 
 Index = tuple[slice, ...]  # part of a global array, as JAX states it: a slice of rows and a slice of columns
 Shape = tuple[int, int]  # shape [rows, L] of a global array
@@ -34,7 +34,7 @@ class ProcessRows:
     """
 
     shape: Shape
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     indices: dict[Any, tuple[slice, slice]]
     first: int
 
@@ -90,24 +90,24 @@ class Block(NamedTuple):
       columns: First column, and the column after the last; None for all columns.
     """
 
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     columns: Columns | None
 
 
 class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices."""
 
-    reads: npt.NDArray[np.int64]  # [n], slots of the global batch; this process reads all or some of their columns
+    reads: Ints  # [n], slots of the global batch; this process reads all or some of their columns
     blocks: list[Block]  # what this process reads
     writer: int  # index of the process that writes the files of observers for all processes
     shape: Shape  # shape of the arrays that `put` returns
     sharding: Sharding  # sharding of these arrays
 
     @abc.abstractmethod
-    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+    def part(self, arrays: Sequence[Array], index: Index) -> Array:
         """Return the part at `index` (slices of rows and columns) of the array that `put` makes of `arrays`."""
 
-    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
+    def put(self, arrays: Sequence[Array]) -> jax.Array:
         """Return a global array of `self.shape`. `arrays` has one array for each of `blocks`. Any thread may call this."""
         part = functools.partial(self.part, arrays)
         # only a process without devices needs `dtype`, which earlier versions of JAX lack
@@ -132,7 +132,7 @@ class DirectPlacement(Placement):
         self.blocks = _blocks(mine, batch_rows, order) if divides else [Block(self.reads, None)]
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]  # first column of each block
 
-    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+    def part(self, arrays: Sequence[Array], index: Index) -> Array:
         """See `Placement.part`. Each range of columns that `ContextOrder.sources` returns is inside one of `blocks`."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
@@ -151,11 +151,11 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
     """Return the blocks that a process reads, ascending by column. Adjacent columns with the same rows are one block."""
     num_rows, length = mine.shape
     # `masks[columns][i]` is True if a device of the process has these columns of row i
-    masks: dict[Columns, npt.NDArray[np.bool_]] = {}
+    masks: dict[Columns, Bools] = {}
     for rows, columns in mine.indices.values():
         for source in order.sources(columns.start, columns.stop, length):
             masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True
-    merged: list[tuple[Columns, npt.NDArray[np.bool_]]] = []
+    merged: list[tuple[Columns, Bools]] = []
     for (first, end), mask in sorted(masks.items()):
         if merged and merged[-1][0][1] == first and np.array_equal(merged[-1][1], mask):
             (first, _), _ = merged.pop()
@@ -207,7 +207,7 @@ class LoaderPlacement(Placement):
 
         self._spread = jax.jit(spread, out_shardings=sharding)
 
-    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+    def part(self, arrays: Sequence[Array], index: Index) -> Array:
         """See `Placement.part`. A part is all rows of one device; a device that is not a loader's gets only zeros."""
         first_row, _, _ = index[0].indices(self.shape[0])
         device = first_row // self._device_rows  # number in the order of the sharding's devices
@@ -229,7 +229,7 @@ def placement_of(
     return LoaderPlacement(sharding, shape, batch_rows, order, loaders)
 
 
-def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
+def _filled(parts: Sequence[Array], count: int) -> Array:
     """Return `parts` side by side as one array of `count` rows; rows that the parts lack are zeros."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     return rows if len(rows) == count else np.pad(rows, ((0, count - len(rows)), (0, 0)))

@@ -15,12 +15,12 @@ from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
 from grain_sft.layout.pieces import check_documents, expand_counts
 from grain_sft.registry import code_sha256
 from grain_sft.storage import artifact
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 VERSION = 3
 """Version of the packing algorithms and of `depends_of`. The key of a cached plan includes it."""
 
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Array]
 """Arrays of a plan, as they are cached, by the names in `_DTYPES`."""
 
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}

@@ -4,10 +4,9 @@ import operator
 from collections.abc import Sequence, Sized
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError
-from grain_sft.types import Ints
+from grain_sft.types import Integers, Ints
 
 _INT64 = np.dtype(np.int64)
 
@@ -22,7 +21,7 @@ class FillKey(int):
         return self
 
 
-def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized) -> tuple[Ints, bool]:
+def checked_rows(indices: Sequence[int] | Integers, layout: Sized) -> tuple[Ints, bool]:
     """Return row numbers as int64 [rows], and whether any of them is `FILL_ROW`.
 
     Raises:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from absl import logging
 
 from grain_sft.errors import GrainSftError
@@ -14,6 +13,7 @@ from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline.run import Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
+from grain_sft.types import Ints
 
 NUM_CHECKED = 4  # number of batches without loss before the warning
 _MOST_ROWS = 64  # maximum number of rows that are read again to find the reason
@@ -84,7 +84,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
         return f"the reason was not found: {error}"
 
 
-def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
+def _reason_in_source(layout: Layout, rows: Ints, element: Element) -> str:
     """Return why no target of `rows` takes loss in the source; "" if a target does. `element` has the arrays of `rows`."""
     if not element["segment_ids"].any():
         return "these rows have no tokens: the layout gives them none, or their documents are withdrawn."

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grain
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integers, as_objects, as_pair, keyword_only
 from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
@@ -30,6 +29,7 @@ from grain_sft.sampling import Host, Sampler, StepMap
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
 from grain_sft.transforms import check_maps, column_reach, reader_of, trait
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -188,7 +188,7 @@ class Pipeline:
         stage = self.at(step)
         return stage.source if stage.withdrawals is None else stage.withdrawals.source_at(step)
 
-    def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
+    def _batch(self, step: int, rows: Ints) -> Element:
         read, transforms = self._reader  # `read` may apply the first transforms itself
         if self.withdrawals is not None:
             read, transforms = reader_of(self.withdrawals.source_at(step), self.transforms)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grain
-import numpy as np
-import numpy.typing as npt
 
 from grain_sft.pipeline.amendments import Amendment
 from grain_sft.pipeline.receipt import Receipt
 from grain_sft.sampling import Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
+from grain_sft.types import Ints
 
 
 class Run(Protocol):
@@ -43,7 +42,7 @@ class Run(Protocol):
     def at(self, step: int) -> Run: ...
     def source_at(self, step: int) -> RowSource: ...
     def __getitem__(self, step: int) -> Element: ...
-    def read(self, step: int, slots: npt.NDArray[np.int64], *, columns: tuple[int, int] | None = None) -> Element: ...
+    def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element: ...
 
 
 class ObservedIterator(Protocol):

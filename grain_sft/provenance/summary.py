@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.provenance.lines import Trace
+from grain_sft.types import Bools, Ints
 
 _BLOCK = 1 << 20  # document numbers in each array of `_SeenDocuments`
 
@@ -64,9 +64,9 @@ class _SeenDocuments:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[int, npt.NDArray[np.bool_]] = {}
+        self._blocks: dict[int, Bools] = {}
 
-    def add(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def add(self, documents: Ints) -> Bools:
         """Add `documents`, int64 [n] ascending. Return which of them are new, bool [n]."""
         new = np.ones(len(documents), np.bool_)
         for block in np.unique(documents // _BLOCK).tolist():

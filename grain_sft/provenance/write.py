@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import PipelineError, import_extra
 from grain_sft.pipeline import Receipt
 from grain_sft.storage import files
+from grain_sft.types import Array, Ints
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 """Name of the writer for a file, by its suffix."""
@@ -26,11 +26,11 @@ class Labels(NamedTuple):
       texts: Texts that the lines may have.
     """
 
-    numbers: npt.NDArray[np.int64]
+    numbers: Ints
     texts: Sequence[str]
 
 
-Column = npt.NDArray[Any] | Labels | list[Any]
+Column = Array | Labels | list[Any]
 """Values of a column, one for each line. A list has texts or numbers."""
 Columns = Mapping[str, Column]
 Writer = Callable[[Columns], None]

@@ -6,12 +6,11 @@ It replaces `ScheduleTable`, a list of the sources of one period of rows, for we
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 _ALL_TRIED = 9  # with up to 9 sources, a node tries every cut of the sorted sources into two branches
 _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
@@ -176,7 +175,7 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     return min(cuts)
 
 
-def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
+def _wide(values: Ints, factor: int) -> Array:
     """Return `values`, converted to Python integers if their products with `factor` may exceed int64."""
     highest = int(values.max(initial=0)) + 2  # 2 more, and `* 2` below: room for the terms that callers add
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

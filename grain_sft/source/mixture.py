@@ -12,6 +12,7 @@ from grain_sft.arguments import as_objects, check_type
 from grain_sft.layout import MixtureLayout, checked_rows
 from grain_sft.source.arrays import Element
 from grain_sft.source.npy import NpyDataSource, RowSource
+from grain_sft.types import Integers
 
 
 class MixtureSource(RowSource):
@@ -41,7 +42,7 @@ class MixtureSource(RowSource):
         if corpus.has_weights:
             self._dtypes["loss_weights"] = np.float32
 
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+    def read(self, indices: Sequence[int] | Integers) -> Element:
         """Return the rows `indices`, as `RowSource.read`."""
         rows, _ = checked_rows(indices, self.layout)
         shape = len(rows), self.layout.sequence_length

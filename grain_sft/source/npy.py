@@ -8,7 +8,6 @@ from typing import Any
 
 import grain
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, check_type
 from grain_sft.corpus import LossReader, are_long, check_signed
@@ -20,7 +19,7 @@ from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import Buffers, ShardReader
-from grain_sft.types import Array, Ints
+from grain_sft.types import Array, Integers, Ints
 
 workers.default_grain_flags()  # without these flags, worker processes of a grain.DataLoader may not start
 
@@ -39,7 +38,7 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 
     @abc.abstractmethod
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+    def read(self, indices: Sequence[int] | Integers) -> Element:
         """Return the rows `indices`, in that order, as arrays [rows, L].
 
         Raises:
@@ -104,7 +103,7 @@ class NpyDataSource(RowSource):
         is_faster = is_possible and are_long(layout.sequence_length, layout.mean_segments)
         self._segment_reader = SegmentReader(layout, reader, self._fits_int32) if is_faster else None
 
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+    def read(self, indices: Sequence[int] | Integers) -> Element:
         """Return the rows `indices` as arrays [rows, L]. A row `FILL_ROW` (-1) is padding, without loss.
 
         Raises: as `RowSource.read`; and CorpusError for a negative token.
@@ -127,7 +126,7 @@ class NpyDataSource(RowSource):
             element["loss_weights"] = loss
         return element
 
-    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
+    def read_rows(self, indices: Sequence[int] | Integers) -> ReadRows | None:
         """Return the rows `indices` with targets, as `ShiftTargets` makes them.
 
         Return None if one of `indices` is `FILL_ROW`, or if a token may exceed int32.

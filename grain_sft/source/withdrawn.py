@@ -6,14 +6,13 @@ import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_rows, expand_counts, split_documents
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
-from grain_sft.types import Array, Bools, Ints
+from grain_sft.types import Array, Bools, Integers, Ints
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -95,7 +94,7 @@ class _PaddedSource(RowSource):
         self.layout, self._source, self._documents = source.layout, source, documents
         self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+    def read(self, indices: Sequence[int] | Integers) -> Element:
         """Return the arrays of `NpyDataSource.read`, with padding in place of withdrawn documents."""
         element = self._source.read(indices)
         spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
@@ -108,7 +107,7 @@ class _PaddedSource(RowSource):
                 flat[begin:end] = value
         return element
 
-    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
+    def read_rows(self, indices: Sequence[int] | Integers) -> ReadRows | None:
         """Return the arrays of `NpyDataSource.read_rows`, with padding in all arrays but `loss`.
 
         `loss` is ignored where `target_segment_ids` is 0, as in padding.
@@ -177,7 +176,7 @@ class _WithdrawnDocuments:
         return piece, first - begin, np.minimum(self._stops[span], end[piece]) - first, self._steps[span]
 
     def spans(
-        self, indices: Sequence[int] | npt.NDArray[np.integer], step: int, length: int, pieces: Pieces | None = None
+        self, indices: Sequence[int] | Integers, step: int, length: int, pieces: Pieces | None = None
     ) -> list[tuple[int, int]]:
         """Return (start, stop) of each span of withdrawn tokens at `step`, as indices into the flattened batch.
 

@@ -23,8 +23,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.megatron.blending import Blend, blend_of, normalized
 from grain_sft.layout.megatron.stream import Cut, Stream, ends_of, sample_index
 from grain_sft.storage import files
-
-Integers = npt.NDArray[np.integer]
+from grain_sft.types import Integers
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")

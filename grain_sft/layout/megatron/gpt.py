@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import SUBSETS, Corpus
@@ -19,7 +18,7 @@ from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_i
 from grain_sft.layout.megatron.stream import Cut, Stream
 from grain_sft.layout.pieces import LeftOut, Pieces, expand_counts, join_parts, pieces_of
 from grain_sft.storage import artifact, files
-from grain_sft.types import Ints
+from grain_sft.types import Integers, Ints
 
 _BLOCK = 1 << 22  # values hashed at a time
 
@@ -229,7 +228,7 @@ class MegatronGptLayout(Layout):
     @functools.cached_property
     def _rows_receipt(self) -> str:
 
-        def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
+        def blocks() -> Iterator[Sequence[Integers]]:
             for name, array in self._arrays.items():
                 yield [np.array([len(name), *array.shape], np.int64)]
                 for begin in range(0, len(array), _BLOCK):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents, Shard, split_range
 from grain_sft.errors import LayoutError
@@ -15,6 +14,7 @@ from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.layout.pieces import check_documents
 from grain_sft.storage import artifact
+from grain_sft.types import Array
 
 _VERSION = 1  # increment to rebuild cached indices
 
@@ -91,7 +91,7 @@ class Recipe:
         options = dataclasses.asdict(self) | {"index_dir": self.index_dir and stamps_of(self.index_dir)}
         return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **options}
 
-    def make(self, corpus: Corpus) -> dict[str, npt.NDArray[Any]]:
+    def make(self, corpus: Corpus) -> dict[str, Array]:
         """Return the indices: arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
 
           starts: Token offset of each unit in the corpus.

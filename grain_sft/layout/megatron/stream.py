@@ -10,10 +10,9 @@ finds the documents of a sample. `bench --only megatron` measures both ways.
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
-from grain_sft.types import Ints
+from grain_sft.types import Integers, Ints
 
 _SEPARATE = 0.80  # if the run needs a smaller share of the last epoch's samples, the last epoch is shuffled separately
 
@@ -49,12 +48,12 @@ class Stream:
     An entry of the stream is one document. A stream of two epochs has two entries for each document.
     """
 
-    order: npt.NDArray[np.integer]  # int32 [entries], number of the document at each entry
+    order: Integers  # int32 [entries], number of the document at each entry
     ends: Ints  # int64 [entries], number of tokens up to the end of each entry
-    shuffle: npt.NDArray[np.integer] | None  # uint32 or int64 [samples], numbers of the samples in shuffled order
+    shuffle: Integers | None  # uint32 or int64 [samples], numbers of the samples in shuffled order
 
 
-def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
+def make_stream(sizes: Integers, num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
     """Return the stream of a data set's documents in megatron-core's order.
 
     Args:
@@ -79,7 +78,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
         return Stream(order, ends_of(sizes, order), None)
     random = np.random.RandomState(seed)
     dtype = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
-    shuffle: npt.NDArray[np.integer] = np.arange(count, dtype=dtype)
+    shuffle: Integers = np.arange(count, dtype=dtype)
     parts = [order, shuffle]
     before_last = ((epochs - 1) * num_tokens - cut.extra) // cut.length  # samples before the last epoch
     in_last = (num_tokens - cut.extra) // cut.length
@@ -90,7 +89,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     return Stream(order, ends_of(sizes, order), shuffle)
 
 
-def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
+def ends_of(sizes: Integers, order: Integers) -> Ints:
     """Return the number of tokens up to the end of each entry: the cumulative sum of `sizes[order]`, int64 [entries]."""
     return np.cumsum(sizes[order], dtype=np.int64)
 

@@ -24,7 +24,7 @@ from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
 from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, kept_by_epoch
 from grain_sft.storage import artifact, files
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 _VERSION = 1  # version of the file format
 _SEEDS = 1 << 32  # RandomState takes seeds below this
@@ -65,7 +65,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     return make
 
 
-def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
+def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> Array:
     """Return a permutation: uint32 [rows] (uint64 above 2^32 rows), in memory or mapped from a file in the cache folder.
 
     A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.storage import artifact
+from grain_sft.types import Array
 
 
 def row_dtype(num_rows: int) -> np.dtype[Any]:
@@ -19,7 +19,7 @@ def row_dtype(num_rows: int) -> np.dtype[Any]:
     return np.dtype(np.uint32 if num_rows <= 1 << 32 else np.uint64)
 
 
-def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
+def permutation(num_rows: int, generator: str, seed: int) -> Array:
     """Return `permutation(num_rows)` of a numpy generator, but as uint32 or uint64 [num_rows].
 
     `generator` is "RandomState", or a bit generator of `numpy.random` such as "PCG64".
