@@ -1,6 +1,5 @@
 """Sampler of rows of several lengths."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, get_args
 
@@ -15,6 +14,7 @@ from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_coun
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
 from grain_sft.sampling.host import Host
+from grain_sft.sampling.orders import CacheDir
 from grain_sft.sampling.orders.exact import stored_order
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.step_map import MappedSampler
@@ -71,7 +71,7 @@ class CurriculumSampler(EpochSampler):
         host: Host = Host(0, 1),
         shuffle: bool = True,
         epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: CacheDir = None,
     ) -> None:
         self.buckets = tuple(as_pair("buckets: (length, number of rows)", pair, SamplerError) for pair in buckets)
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
@@ -116,11 +116,6 @@ class CurriculumSampler(EpochSampler):
         steps_read = self._sizes.step_of(epoch * self._sizes.num_rows + index)
         return MappedSampler(self, [(0, steps_read)] if steps_read else [])  # skips `steps_read` steps at step 0
 
-    def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
-        shuffled = self._bucket_orders[bucket](epoch, indices) if self.shuffle else indices
-        rows: Ints = shuffled + self._rows_before_bucket[bucket]
-        return rows
-
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of an epoch's order. The order ends with the rows that no step reads.
 
@@ -131,7 +126,9 @@ class CurriculumSampler(EpochSampler):
         bucket_indices = parts.first_row[part] + indices - parts.begins[part]
         rows = np.empty_like(indices)
         for bucket, selected in groups(parts.bucket[part]):
-            rows[selected] = self._rows_of_bucket(epoch, bucket, bucket_indices[selected])
+            indices_of_bucket = bucket_indices[selected]
+            shuffled = self._bucket_orders[bucket](epoch, indices_of_bucket) if self.shuffle else indices_of_bucket
+            rows[selected] = shuffled + self._rows_before_bucket[bucket]
         return rows
 
     @property

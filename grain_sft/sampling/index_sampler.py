@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Literal, Self, get_args
 
@@ -15,7 +14,7 @@ from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import ORDERS, Costs
+from grain_sft.sampling.orders import ORDERS, CacheDir, Costs
 from grain_sft.sampling.streams import SourceOrder
 from grain_sft.types import Ints
 
@@ -71,7 +70,7 @@ class IndexSampler(EpochSampler):
         costs: Callable[[], Ints] | None = None,
         chunk_size: Annotated[int, msgspec.Meta(ge=1)] = 1,
         start: tuple[int, int] = (0, 0),
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: CacheDir = None,
     ) -> None:
         source = SourceOrder(num_instances, seed, order, shuffle, epochs, chunk_size=chunk_size, start=start)
         self.order, self.last_batch, self.cache_dir = order, last_batch, cache_dir

@@ -1,6 +1,5 @@
 """Sampler of a mixture of several sources of rows."""
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -14,6 +13,7 @@ from grain_sft.layout import FILL_ROW, groups
 from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
+from grain_sft.sampling.orders import CacheDir
 from grain_sft.sampling.proportions import Path, Proportions, count_drawn, find_drawn
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
@@ -60,7 +60,7 @@ class MixtureSampler(StreamSampler):
         host: Host = Host(0, 1),
         last_batch: MixtureLastBatch = "drop",
         schedule: Iterable[tuple[int, int]] = (),
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: CacheDir = None,
     ) -> None:
         super().__init__(BatchSizes(global_batch_size, schedule), host)
         check_choice("last_batch of a mixture", last_batch, get_args(MixtureLastBatch), SamplerError)
