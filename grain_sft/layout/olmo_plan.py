@@ -19,18 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents, Shard, read_unjoined_documents
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.plan import Columns, check_columns, pieces_to_pack, plan_columns
 from grain_sft.storage import files, read_regular
-from grain_sft.types import Ints
+from grain_sft.types import Ints, UInt64s
 
 _WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}  # number of bytes of an entry
 
-_Group = list[npt.NDArray[np.uint64]]  # flat arrays of the three files, in the order of `_WIDTHS`
+_Group = list[UInt64s]  # flat arrays of the three files, in the order of `_WIDTHS`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,14 +31,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.types import Ints
+from grain_sft.types import Ints, UnsignedInts
 
 _BLOCK_ROWS = 1 << 12  # rows that `_due_rows` computes at once
 _PROBED_ROWS = 1 << 10  # number of rows in which `_slack` looks for rows that are taken too early or too late
-
-Sources = npt.NDArray[np.unsignedinteger]
 
 
 class ScheduleTable:
@@ -104,7 +101,7 @@ class ScheduleTable:
 
 
 @functools.lru_cache(maxsize=16)
-def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
+def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[UnsignedInts, int]:
     """Return the sources of the rows up to the end of the first period, and the row at which this period begins.
 
     If this period does not end within `num_rows` rows, return the sources of `num_rows` rows, and 0.

@@ -2,12 +2,12 @@
 
 import grain
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
+from grain_sft.types import Bools, Integers
 
 
 class ResetAtEod(grain.transforms.Map):
@@ -60,9 +60,9 @@ class ResetAtEod(grain.transforms.Map):
             batch["inputs_position"] = batch["targets_position"] = positions
         return batch
 
-    def _begins(self, tokens: npt.NDArray[np.integer], segments: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    def _begins(self, tokens: Integers, segments: Integers) -> Bools:
         """Return whether a segment begins at each token: bool, in the shape of `tokens`."""
-        begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
+        begins: Bools = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
         if self.min_segment_length > 1:  # 1 joins no segments, not even segments of one token

@@ -22,13 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout.pieces import expand_counts
-from grain_sft.types import Ints
+from grain_sft.types import Floats, Ints, UnsignedInts
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Integer, UInt
-
-Floats = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.unsignedinteger]
 
 BLOCK = 1 << 10
 """Number of samples of a chain."""
@@ -125,7 +122,7 @@ def _guess(weights: Floats, step: Floats) -> Floats:
     return taken
 
 
-def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
+def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> UnsignedInts:
     """Run chains and return the data sets that they choose, [chains, steps].
 
     The error of a data set is `weight * max(t, 1) - taken`. A chain chooses the first data set with the greatest error.
@@ -144,7 +141,7 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """
     datasets, chains = taken.shape
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
-    chosen: Numbers = np.empty((steps, chains), codes.dtype)
+    chosen: UnsignedInts = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
     # `taken` of data set d in chain c has the index `chains * d + c` in `flat_taken`. Because d is `datasets - code`, this
     # index is `past_last[c] - chains * code`.

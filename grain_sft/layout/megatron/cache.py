@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.megatron.blending import Blend, blend_of, normalized
 from grain_sft.layout.megatron.stream import Cut, Stream, ends_of, sample_index
 from grain_sft.storage import files
-from grain_sft.types import Integers
+from grain_sft.types import Floats, Integers
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
@@ -91,7 +90,7 @@ def read_stream(
     raise LayoutError(f"{folder}: no index of {path} with {listed}. {problem}. {fix}")
 
 
-def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend | None:
+def read_blend(folder: str, shares: Floats, size: int) -> Blend | None:
     """Return the blend of `size` samples from the index files of a folder; None if the folder has no blends.
 
     Args:
@@ -172,7 +171,7 @@ def _describes(start: str, tokens: str, seed: int | None) -> bool:
     return True
 
 
-def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
+def _describes_blend(start: str, shares: Floats) -> bool:
     """Return whether megatron-core's description of a blend has these shares; True without a description."""
     values = _values_of(start + _DESCRIPTIONS[0][0], "weights", kind=list[float])
     if values is None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from absl import logging
 
 from grain_sft.child_environment import child_environment
@@ -24,7 +23,7 @@ from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
 from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, kept_by_epoch
 from grain_sft.storage import artifact, files
-from grain_sft.types import Array, Ints
+from grain_sft.types import Array, Ints, UnsignedInts
 
 _VERSION = 1  # version of the file format
 _SEEDS = 1 << 32  # RandomState takes seeds below this
@@ -48,7 +47,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
         seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
         @kept_by_epoch
-        def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
+        def permutation(epoch: int) -> UnsignedInts:
             key = {"orders": _VERSION, "order": name, "rows": num_rows, "seed": seed, "epoch": epoch}
             return load_permutation(key, (generator, seed_of(seed, epoch)), cache_dir)
 

@@ -11,17 +11,14 @@ words. If the result is not below the number of rows, the library enciphers the 
 import functools
 
 import numpy as np
-import numpy.typing as npt
 from grain.experimental import index_shuffle
 
-from grain_sft.types import Ints
+from grain_sft.types import Ints, UInt64s
 
 _FEW = 512  # for fewer indices, the library is called for each index, which may be faster than numpy
 _AT_ONCE = 1 << 14  # indices enciphered at once, so that their words stay in the processor's cache
 _LEAST_BITS = 16  # fewest bits of a block
 _MASK = (1 << 32) - 1
-
-Words = npt.NDArray[np.uint64]
 
 
 def has_every_row(num_rows: int) -> bool:
@@ -72,7 +69,7 @@ def _block_bits(last: int) -> int:
     return max(bits + bits % 2, _LEAST_BITS)
 
 
-def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
+def _enciphered(values: UInt64s, word_bits: int, key: int, rounds: int) -> UInt64s:
     """Return the blocks `values` after `rounds` rounds of the cipher. A block has two words of `word_bits` bits each.
 
     A round turns the pair (left, right) into (right, left ^ f(right) ^ round key). Here f(r) is (r<<<8 & r<<<1) ^ r<<<2, and
