@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
-from grain_sft.config.reading import overlay
+from grain_sft.config.reading import overlay_layout
 from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE, order_of
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError
@@ -120,8 +120,7 @@ class PartsMaker:
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
-            # as `layout` of a config, because `overlay` drops the options of another kind only under this key
-            own_layout = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
+            own_layout = overlay_layout(layout, section.get("layout", {}))
             order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
             if section.get("max_epochs") is not None:
                 order["epochs"] = section["max_epochs"]
@@ -164,11 +163,13 @@ def naming(where: str, section: str | None = None) -> Iterator[None]:
     try:
         yield
     except GrainSftError as error:
-        prefixed_error = error
+        prefixed_error = None
         if not str(error).startswith(prefix):
             with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
                 prefixed_error = type(error)(f"{prefix}: {str(error).removeprefix(f'{where}: ')}")
-        raise prefixed_error from (error.__cause__ if prefixed_error is error else error)
+        if prefixed_error is None:
+            raise
+        raise prefixed_error from error
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:

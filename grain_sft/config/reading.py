@@ -135,8 +135,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
     A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`), and null removes a key of `_REMOVED_BY_NULL`.
-    If `base` and `top` have different values of `layout.kind`, only the key `sequence_length` is copied from the `layout` of
-    `base`.
+    Sections `layout` are merged by `overlay_layout`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -152,12 +151,17 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping):
             below = below if isinstance(below, Mapping) else {}
-            kind, below_kind = value.get("kind"), below.get("kind")
-            if key == "layout" and None not in (kind, below_kind) and kind != below_kind:
-                below = {name: length for name, length in below.items() if name == "sequence_length"}
-            value = overlay(below, value)
+            value = overlay_layout(below, value) if key == "layout" else overlay(below, value)
         merged[key] = value
     return merged
+
+
+def overlay_layout(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `overlay` of two sections `layout`. If their kinds differ, only `sequence_length` is copied from `base`."""
+    kind, base_kind = top.get("kind"), base.get("kind")
+    if None not in (kind, base_kind) and kind != base_kind:
+        base = {name: length for name, length in base.items() if name == "sequence_length"}
+    return overlay(base, top)
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from grain_sft.config import sections
 from grain_sft.config.amendments import check_amendments
-from grain_sft.config.reading import overlay
+from grain_sft.config.reading import overlay_layout
 from grain_sft.config.stages import check_stages, configs_of_stages
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
@@ -100,8 +100,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
     if "schedule" in source:
         _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
     if not is_mixture:
-        # as `layout` of a config, because `overlay` drops the options of another kind only under this key
-        check_layout(overlay({"layout": layout}, {"layout": source.get("layout", {})})["layout"], f"{where}.layout")
+        check_layout(overlay_layout(layout, source.get("layout", {})), f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
         if None not in (source.get("max_epochs"), own_sampler.get("epochs")):
