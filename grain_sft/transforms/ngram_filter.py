@@ -55,10 +55,9 @@ class NgramFilter(grain.transforms.Map):
     filters_repetition = True
 
     def __init__(self, max_period: int = 13, min_period: int = 1, max_count: int = 32, *, count_padding: bool = False) -> None:
-        options = {"max_period": max_period, "min_period": min_period, "max_count": max_count}
-        self.max_period, self.min_period, self.max_count = (
-            as_integer(f"NgramFilter: {name}", value, 1, TransformError) for name, value in options.items()
-        )
+        self.max_period = as_integer("NgramFilter: max_period", max_period, 1, TransformError)
+        self.min_period = as_integer("NgramFilter: min_period", min_period, 1, TransformError)
+        self.max_count = as_integer("NgramFilter: max_count", max_count, 1, TransformError)
         if min_period > max_period:
             raise TransformError(f"NgramFilter: min_period={min_period}: expected at most max_period={max_period}.")
         check_type("NgramFilter: count_padding", count_padding, bool, "True or False")

@@ -32,8 +32,8 @@ class ResetAtEod(grain.transforms.Map):
         self, eod_token_id: int, *, attention: bool = True, positions: bool = True, min_segment_length: int = 0
     ) -> None:
         self.eod_token_id = as_integer("ResetAtEod: eod_token_id", eod_token_id, 0, TransformError)
-        for name, value in {"attention": attention, "positions": positions}.items():
-            check_type(f"ResetAtEod: {name}", value, bool, "True or False")
+        check_type("ResetAtEod: attention", attention, bool, "True or False")
+        check_type("ResetAtEod: positions", positions, bool, "True or False")
         self.attention, self.positions = attention, positions
         self.divides_segments, self.positions_apart = attention, attention != positions
         self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
