@@ -165,7 +165,8 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     """
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]  # each has the first step that used its data
-    resume_step({**(runs[-1] if runs else now), _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
+    data_before = runs[-1] if runs else now
+    resume_step({**data_before, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
     # the check above compared only steps before `step`; later steps may differ, such as in withdrawn documents
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)

@@ -56,9 +56,11 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     """
     if any(each.sampler.host.count > 1 for each in (one, other)):
         raise SamplerError("difference: expected pipelines of one host. Load them with Host(0, 1).")
-    # the steps at which a schedule or an amendment takes effect
-    changes = [step for each in (one, other) for step in (*each.planned_sampler.changes, *(a.step for a in each.amendments))]
-    steps = range(max([0, *changes]) + 10_000) if steps is None else steps
+    if steps is None:
+        changes = [0]  # steps at which a schedule or an amendment takes effect
+        for each in (one, other):
+            changes += [*each.planned_sampler.changes, *(amendment.step for amendment in each.amendments)]
+        steps = range(max(changes) + 10_000)
     if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)

@@ -144,7 +144,8 @@ class EndingEpochs(RunningEpochs):
         if last < first or (num_steps is not None and first >= num_steps):
             return None
         begin = self.begin(first)[1]
-        return EpochSpan(first, last, min(self.num_rows, self.begin(last)[1] + self._sizes.at(last)) - begin, begin)
+        end = min(self.num_rows, self.begin(last)[1] + self._sizes.at(last))
+        return EpochSpan(first, last, end - begin, begin)
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
         cuts = self.cuts(epoch)

@@ -212,7 +212,8 @@ class Sampler(abc.ABC):
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
         # `_num_records` checked that the hosts divide the batch sizes, so all hosts have the same number of rows before a step
         step = self.batch_sizes.step_of(index * self.host.count)
-        row = int(self.rows_at(step, np.array([index - self.batch_sizes.before(step) // self.host.count]))[0])
+        place = index - self.batch_sizes.before(step) // self.host.count
+        row = int(self.rows_at(step, np.array([place]))[0])
         return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row == FILL_ROW else row)
 
     def _checked_step(self, step: int) -> int:
