@@ -254,8 +254,8 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         raise ConfigError(f"{where}: sampler.schedule: {why}. Take it out.")
     if algorithm.order is not None and sampler.get("order") == algorithm.order:
         # the packing replaces the order, and supports only these values
-        _expect(sampler, "last_batch", "drop", name, where, default="drop")
-        _expect(sampler, "shuffle", True, name, where, default=True)
+        _expect(sampler, "last_batch", "drop", name, where)
+        _expect(sampler, "shuffle", True, name, where)
         if sampler.get("epochs") is None and "epochs" not in layout:
             why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
             raise ConfigError(f"{where}: sampler.epochs is missing or null: {why}. Give the number of epochs.")
@@ -277,9 +277,9 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
 
 
-def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
-    """Raise a ConfigError unless `sampler[key]`, which defaults to `default`, is `expected`."""
-    if sampler.get(key, default) != expected:
+def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str) -> None:
+    """Raise a ConfigError unless `sampler[key]`, or the default of this option, is `expected`."""
+    if sampler.get(key, INDEX_SAMPLER[key].default) != expected:
         found = repr(sampler[key]) if key in sampler else "missing"
         why = f"layout.algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself"
         raise ConfigError(f"{where}: sampler.{key} is {found}; expected {expected!r}, because {why}.")
