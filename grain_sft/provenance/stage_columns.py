@@ -87,9 +87,8 @@ class StageColumns:
         """Return the columns that depend on pieces. Row i of `pieces` is the row of slot i of `slots`."""
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
-        segment, _ = pieces.segments_and_positions
         columns = {
-            "segment": segment,
+            "segment": pieces.segments_and_positions[0],
             "shard": self._shard_numbers[pieces.shard],
             "start": pieces.start,
             "stop": pieces.start + pieces.length,

@@ -35,7 +35,8 @@ class StagedSampler(Sampler):
             raise SamplerError(f"stages: {found}; expected one host. Give samplers of the same host.")
         self._first_steps = [stage.first_step for stage in self.stages]
         # the shift is 0, because the sampler of a stage counts the steps of the whole run
-        super().__init__(JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages), hosts[0])
+        sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
+        super().__init__(sizes, hosts[0])
         self.first_step = self._first_steps[0]
         self.host_blocks = any(stage.host_blocks for stage in self.stages)
         self.consecutive_slots = all(stage.consecutive_slots for stage in self.stages)
