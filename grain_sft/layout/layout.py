@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, RowFormat
 from grain_sft.errors import LayoutError, RowIndexError
@@ -17,7 +16,7 @@ from grain_sft.layout.checked_pieces import checked_pieces
 from grain_sft.layout.pieces import LeftOut, Pieces, Span
 from grain_sft.layout.traits import Traits
 from grain_sft.registry import entry_errors, is_ours, name_of
-from grain_sft.types import Ints
+from grain_sft.types import Bools, Integers, Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -120,7 +119,7 @@ class FromPieces(Traits):
             cached["_rows_receipt"] = self._hash_of(columns)
         return str(cached["_rows_receipt"])
 
-    def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
+    def _hash_of(self, blocks: Iterable[Sequence[Integers]]) -> str:
         """Return a text with the number and the length of the rows, and a hash of the columns of all `blocks` of rows."""
         hashes: list[hashlib.blake2b] = []  # one for each column, so that the size of the blocks does not matter
         for columns in blocks:
@@ -237,7 +236,7 @@ class Layout(FromPieces):
         return html_facts(type(self).__name__, facts | {"options": repr(self)})
 
 
-def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
+def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], Bools]:
     """Return a function that maps pieces to a mask, bool [pieces], of those that have a token of `documents`."""
     start, length = corpus.documents.start[documents], corpus.documents.length[documents]
     start, length = start[length > 0], length[length > 0]
@@ -246,10 +245,10 @@ def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDA
     # `ends[n]` is the greatest end of the first n documents in `starts`
     ends = np.append(0, np.maximum.accumulate((start + length)[order]))
 
-    def overlap(pieces: Pieces) -> npt.NDArray[np.bool_]:
+    def overlap(pieces: Pieces) -> Bools:
         begin = pieces.start + corpus.shard_borders[pieces.shard]
         num_started = starts.searchsorted(begin + pieces.length)  # documents that start before each piece ends
-        overlaps: npt.NDArray[np.bool_] = ends[num_started] > begin
+        overlaps: Bools = ends[num_started] > begin
         return overlaps
 
     return overlap

@@ -34,7 +34,8 @@ class StepDataset(grain.MapDataset[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        step, make = self._start + index % self._length, _sendable_batch if workers.in_worker() else make_batch
+        step = self._start + index % self._length
+        make = _sendable_batch if workers.in_worker() else make_batch
         with no_stop_iteration(step):
             return make(self._pipeline, step)
 
