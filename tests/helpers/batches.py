@@ -180,6 +180,16 @@ def put(config: dict, place: str, value: object) -> dict:
     return changed
 
 
+class Applies(grain.transforms.Map):
+    """A transform that applies a function to each batch."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def map(self, element: Any) -> Any:
+        return self.function(element)
+
+
 class Plain(grain.transforms.Map):
     """A user's transform without a repr."""
 

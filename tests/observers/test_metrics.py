@@ -9,11 +9,11 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-import grain
 import numpy as np
 import prometheus_client
 import pytest
 from absl import logging as absl_logging
+from batches import Applies
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
 from grain_sft.errors import PipelineError, WrongTypeError
@@ -89,12 +89,8 @@ MADE = {
 
 @pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)
 def test_whatever_a_transform_returns_is_counted_as_one_batch(folder, made, rows):
-    class Made(grain.transforms.Map):
-        def map(self, element):
-            return made(element)
-
     counts = counting("wait_seconds_count", "rows_total", "tokens_total")
-    take(make(folder, Made()), 1, threads=0)
+    take(make(folder, Applies(made)), 1, threads=0)
     assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
 
 

@@ -1,9 +1,8 @@
 """Every way to read a pipeline gives the same batches, for each layout and number of hosts."""
 
-import grain
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same, pipeline_of
+from batches import Applies, assert_one_run, assert_same, pipeline_of
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -39,39 +38,29 @@ def test_every_way_to_read_a_pipeline_gives_the_same_batches_for_every_number_of
     assert len(list(whole.iter())) == len(list(whole.data_loader())) == len(whole)
 
 
-class KeepsRows(grain.transforms.Map):
-    """Keeps the first `count` rows of each batch, and adds an array that has no rows."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def map(self, batch):
-        return {key: array[: self.count] for key, array in batch.items()} | {"scale": np.ones(1)}
-
-
 def test_a_transform_that_changes_the_number_of_rows_is_named(source):
-    sampler, rows = pipeline(source).sampler, BATCH
-    assert len(Pipeline(source, sampler, [ShiftTargets(), KeepsRows(rows)])[1]["inputs"]) == rows
-    fewer = Pipeline(source, sampler, [ShiftTargets(), KeepsRows(rows - 1)])
-    with pytest.raises(PipelineError, match=rf"step 1: .*KeepsRows.* {rows - 1} rows of .*; expected the {rows}"):
-        fewer[1]
+    def keeping(count):
+        """Return a run that keeps the first `count` rows of each batch, and adds an array that has no rows."""
+        keep = Applies(lambda batch: {key: array[:count] for key, array in batch.items()} | {"scale": np.ones(1)})
+        return Pipeline(source, pipeline(source).sampler, [ShiftTargets(), keep])
+
+    assert len(keeping(BATCH)[1]["inputs"]) == BATCH
+    with pytest.raises(PipelineError, match=rf"step 1: .*Applies.* {BATCH - 1} rows of .*; expected the {BATCH}"):
+        keeping(BATCH - 1)[1]
 
 
-class ReturnsNoBatch(grain.transforms.Map):
-    """Returns what a function returns, such as None."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def map(self, element):
-        return self.function()
+NO_BATCH = (
+    (lambda batch: next(iter([])), "StopIteration: "),
+    (lambda batch: batch["none"], "KeyError: "),
+    (lambda batch: None, "returned None"),
+)
 
 
 def test_a_transform_that_returns_no_batch_is_an_error_not_the_end_of_the_run(source):
-    for function, found in ((iter([]).__next__, "StopIteration: "), ({}.popitem, "KeyError: "), (print, "returned None")):
-        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), ReturnsNoBatch(function)])
+    for function, found in NO_BATCH:
+        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), Applies(function)])
         for threads in (0, 2):
-            with pytest.raises(PipelineError, match=f"step 0: .*ReturnsNoBatch.*{found}"):
+            with pytest.raises(PipelineError, match=f"step 0: .*Applies.*{found}"):
                 list(run.iter(threads=threads))
 
 

@@ -9,10 +9,9 @@ import re
 import subprocess
 import sys
 
-import grain
 import numpy as np
 import pytest
-from batches import SHIFTED, load, pipeline_of, sections, write_config
+from batches import SHIFTED, Applies, load, pipeline_of, sections, write_config
 
 from grain_sft import Host, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError
@@ -110,17 +109,13 @@ def test_rows_of_each_host_have_their_slot_and_rows_of_padding_are_called_paddin
 
 
 def test_a_batch_that_a_transform_has_changed_is_noted(pipeline):
-    class Change(grain.transforms.Map):
-        def __init__(self, change):
-            self.change = change
-
-        def map(self, element):
+    def views(change, before=SHIFTED):
+        def changed(element):
             batch = {name: array.copy() for name, array in element.items()}
-            self.change(batch)
+            change(batch)
             return batch
 
-    def views(change, before=SHIFTED):
-        return view_rows(Pipeline(pipeline.source, pipeline.sampler, [*before, Change(change)]), 0)
+        return view_rows(Pipeline(pipeline.source, pipeline.sampler, [*before, Applies(changed)]), 0)
 
     at = np.flatnonzero(pipeline[0]["targets_segmentation"][0])[3]
     changed = views(lambda batch: batch["targets"].__setitem__((0, at), 77))

@@ -7,10 +7,9 @@ import base64
 import re
 import sys
 
-import grain
 import numpy as np
 import pytest
-from batches import load, pipeline_of, sections, write_config
+from batches import Applies, load, pipeline_of, sections, write_config
 from report_tables import data_of
 from sft_files import make_pairs, write_pairs
 
@@ -133,13 +132,12 @@ def test_a_page_shows_loss_weights_and_four_byte_ids_without_texts(write_tokens,
     weights = np.round(rng.random(300), 3).astype(np.float32) * (rng.random(300) < 0.7)
     write_tokens("weights.npy", weights, "float32")
 
-    class Weigh(grain.transforms.Map):
-        def map(self, element):
-            part = np.resize(weights, (len(element["tokens"]), 50))
-            return {**element, "loss_weights": part, "loss_mask": part != 0}
+    def weigh(element):
+        part = np.resize(weights, (len(element["tokens"]), 50))
+        return {**element, "loss_weights": part, "loss_mask": part != 0}
 
     layout = WindowLayout(open_corpus(tmp_path / "sft", dtype="uint32"), 50)
-    pipeline = pipeline_of(layout, [Weigh(), ShiftTargets()], global_batch_size=2)
+    pipeline = pipeline_of(layout, [Applies(weigh), ShiftTargets()], global_batch_size=2)
     path, batch = tmp_path / "weights.html", pipeline[1]
     path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
     for row, entry in enumerate(data_of(path)["steps"][1]["rows"]):
