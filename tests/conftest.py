@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,6 +18,10 @@ from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft.cli.main import main
 from grain_sft.storage import files
+
+# An example may take any time: a busy machine can stop a process for longer than the 200 ms that Hypothesis allows.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

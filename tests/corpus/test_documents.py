@@ -38,7 +38,7 @@ def documents_by_a_loop(files: list[list[int]], bos: int | None) -> list[tuple[i
     return found
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     files=st.lists(st.lists(st.sampled_from([EOS, EOS, BOS, BOS, 3, 4]), max_size=25), min_size=1, max_size=4),
     bos=st.sampled_from([None, BOS, EOS]),

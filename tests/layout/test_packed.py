@@ -65,7 +65,7 @@ def assert_counts(made, layout, segments, sizes):
     assert statistics["dropped_tokens"] + statistics["cut_tokens"] + used == sum(whole) * layout.epochs
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     kind=st.sampled_from(KINDS),
     lengths=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 60)), min_size=1, max_size=50),
@@ -175,7 +175,7 @@ def test_a_seed_that_the_algorithm_does_not_use_does_not_change_the_plan(tmp_pat
     assert len(list(tmp_path.rglob("*.arrays"))) == 1
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     kind=st.sampled_from(["plain", "parts", "episodes"]),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),

@@ -58,7 +58,7 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Seque
 
 
 @pytest.mark.parametrize("many", [None, *MANY])
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(lengths=LENGTHS, most=SEGMENTS)
 @example(lengths=[1] * 100, most=None)
 @example(lengths=[1] * 100, most=3)
@@ -74,7 +74,7 @@ def test_rows_of_first_fit_and_best_fit_are_those_of_the_naive_fit(many, lengths
 
 
 @pytest.mark.parametrize("many", MANY)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
 def test_best_fit_also_fills_rows_that_are_already_open(many, lengths, spaces):
     expected = plain_fit(lengths, None, best=True, spaces=spaces)
@@ -84,7 +84,7 @@ def test_best_fit_also_fills_rows_that_are_already_open(many, lengths, spaces):
     assert [[order[at] for at in np.flatnonzero(bins == row)] for row in range(len(expected))] == expected
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(lengths=LENGTHS)
 @example(lengths=[CAPACITY] * 5)
 @example(lengths=[1])
@@ -114,7 +114,7 @@ def test_balanced_rows_cost_about_the_same_except_for_long_documents(median, cap
     assert 1 - lengths.sum() / (len(rows.ends) * capacity) < 0.005
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(lengths=st.lists(st.integers(1, 3 * CAPACITY), min_size=1, max_size=60))
 def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
     rows = pack("concat_then_split", lengths)
@@ -128,7 +128,7 @@ def test_concat_then_split_cuts_the_stream_where_a_row_is_full(lengths):
     assert found == [stream[at : at + CAPACITY] for at in range(0, len(stream), CAPACITY)]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(lengths=LENGTHS, most=SEGMENTS, seed=st.integers(0, 2**63), epoch=st.integers(0, 5), chunk=st.integers(1, 50))
 def test_shuffled_best_fit_is_the_naive_best_fit_of_chunks_of_a_shuffled_order(lengths, most, seed, epoch, chunk):
     options = PackingOptions(CAPACITY, max_segments=most, seed=seed, epoch=epoch)

@@ -26,7 +26,7 @@ def naive_spans(counts: list[int], length: int) -> list[Span]:
     return [Span(shard, start, start + length, None) for shard, start in starts]
 
 
-@settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(200), derandomize=True, database=None)
 @given(counts=st.lists(st.integers(0, 40), max_size=12), length=st.integers(1, 20), data=st.data())
 def test_spans_and_pieces_equal_naive_spans(counts, length, data):
     expected = naive_spans(counts, length)
@@ -44,7 +44,7 @@ def test_spans_and_pieces_equal_naive_spans(counts, length, data):
     assert found == [(index, 0, span.shard, span.start, length) for index, span in enumerate(spans)]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_rows_of_documents_returns_each_row_that_holds_a_token_of_a_document(data):
     counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(sum))

@@ -46,7 +46,7 @@ def test_an_order_is_the_same_on_every_machine():
     assert sampler(20, 4).rows(2).tolist() == PINNED[0] and sampler(20, 4).rows(7).tolist() == PINNED[1]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     rows=st.integers(24, 90),
     batch=st.sampled_from([2, 6, 12, 24]),

@@ -110,7 +110,7 @@ BROKEN = [(1 << bits) + 1 for bits in range(16, 50, 2)]  # numbers of rows for w
 NUMBERS_OF_ROWS = st.integers(1 << 16, 1 << 50).filter(lambda rows: rows not in BROKEN)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NUMBERS_OF_ROWS, st.integers(0, (1 << 32) - 1), st.integers(0))
 def test_many_indices_are_permuted_as_grain_permutes_each(rows, key, seed):
     indices = np.append(np.random.default_rng(seed).integers(0, rows, 600), [0, rows - 1])

@@ -71,7 +71,7 @@ def test_every_prefix_of_many_rows_is_within_tijdemans_bound(weights, rows):
     assert period > 10 or sources[:20].tolist() == [1, 1, 2, 1, 1, 0, 1, 1, 2, 1] * 2
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(weights_of(2, 8))
 def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(weights):
     mixed = constant(*weights)
@@ -84,7 +84,7 @@ def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(
         assert share or not (sources == source).any()
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(weights_of(2, 4), st.integers(0, 10**12))
 def test_in_a_halving_tree_up_to_four_sources_stay_within_a_row_of_their_share(weights, first):
     """Without a table of rows (`ScheduleTable`), a `HalvingTree` chooses the sources."""
@@ -165,7 +165,7 @@ LATE = [
 """Changes of weights. Two of them last for one row. That row must have the same source as if they lasted longer."""
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(scheduled(2, 3) | scheduled(4, 8))
 @example((LATE, 14))
 def test_a_change_of_weights_changes_no_earlier_row_and_up_to_three_sources_stay_within_a_row_of_their_share(found):
@@ -209,7 +209,7 @@ def test_tables_end_soon_after_a_source_is_exhausted(calls_of):
     assert mixed.length == 180 and max(num_rows for _, _, num_rows in tables) < 300
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(weights_of(2, 6), st.data())
 def test_with_renormalize_every_row_of_every_source_is_read_once(weights, data):
     limits = [data.draw(st.integers(0, 30)) if weight else 0 for weight in weights]
@@ -219,7 +219,7 @@ def test_with_renormalize_every_row_of_every_source_is_read_once(weights, data):
     assert_consistent(mixed, mixed.length)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(weights_of(2, 5), st.data())
 def test_an_exhausted_source_stops_the_mixture_or_fails_or_leaves_its_share(weights, data):
     """Sources with "stop" or "fail" never end in `whole`. `lacking` lists the rows of `whole` that are beyond their limits."""

@@ -50,7 +50,7 @@ def rows_by_a_walk(num_instances, global_batch_size, last_batch, schedule, order
     return found
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(runs())
 def test_rows_are_those_of_a_walk_through_all_epochs_from_the_first_row(run):
     sampler = IndexSampler(**run, seed=7)
@@ -71,7 +71,7 @@ def test_rows_are_those_of_a_walk_through_all_epochs_from_the_first_row(run):
                 assert rows_of_hosts(parts, step).tolist() == whole.rows(step).tolist()
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(runs())
 def test_a_run_ends_with_its_epochs_and_each_epoch_has_each_row_at_most_once(run):
     run["num_instances"] += 24
@@ -118,7 +118,7 @@ def test_a_change_of_batch_size_continues_the_stream_of_order_maxtext():
         IndexSampler(40, global_batch_size=2, seed=3, order="maxtext", host=Host(0, 2), start=(0, 5))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(run=runs(), order=st.sampled_from(["shuffle", "olmo", "random", "maxtext", "sequential"]), data=st.data())
 def test_a_sampler_that_reads_steps_in_turn_has_the_rows_of_a_new_sampler(run, order, data):
     if order in ("maxtext", "random") and run["last_batch"] == "fill":

@@ -168,7 +168,7 @@ def longest_repeat(row, period):
     return (best + period) // period
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=120), *[st.integers(1, most) for most in (13, 13, 12)])
 def test_a_row_fails_exactly_if_it_repeats_an_ngram_often_enough(row, one, other, count):
     low, high = sorted((one, other))

@@ -284,7 +284,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(JSON, st.sampled_from(["auto", *SCHEMAS, "sharegpt:conversations=messages,from=role", "text:text=role"]))
 def test_any_value_is_a_conversation_or_a_record_error(value, schema):
     try:

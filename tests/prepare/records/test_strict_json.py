@@ -56,7 +56,7 @@ def test_strict_json_is_read(line, value):
     assert parse_json(line) == value
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
 def test_any_bytes_are_a_value_or_a_record_error(line):
     try:
