@@ -1,7 +1,7 @@
 """Speed of a config's pipeline on this machine, and the best numbers of threads and processes.
 
 The stages of a step are measured on data in memory: a few steps are read again and again. `Pipeline.iter` is measured on new
-steps, so a slow disk or bucket makes it slower.
+steps as long as there are some, so a slow disk or bucket makes it slower.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket
 
 # Shares of `Plan.seconds` for the measurements.
 _FIRST = 0.05  # the first batches
-_STAGES = 0.1  # the stages of a step
+_STAGES = 0.1  # the batches for the stages of a step, and again the measurements of the stages
 _THREADS = 0.4  # all settings without worker processes together
 _WORKER = 0.1  # each setting with worker processes
 _LAST = 0.15  # second measurement of the recommended setting
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     """Options of a measurement."""
 
     seconds: float = SECONDS  # time of all measurements together; slow batches may take longer
-    repeats: int = 3  # number of measurements of each setting
+    repeats: int = 3  # number of measurements of each setting without worker processes
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
     max_workers: int | None = None  # maximum number of worker processes to try; None: one per core, at most 8
     tokens_per_second: float | None = None  # speed of one accelerator; None: the speeds in `advice.RATES`
@@ -133,7 +133,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     first = pipeline.first_step
     endless = copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
-    # at least one step; if the first step fails, reading it raises the error
+    # at least one step: if the run has none, reading it raises an error that says so
     steps = min([max(first + 1, pipeline.sampler.end_of_batches), *changes]) - first
     repeated: Any = _FirstSteps(pipeline, steps)
     endless.audit, endless.observers, endless.sampler = None, (), repeated
@@ -147,7 +147,7 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of an endless copy of a pipeline. Each measurement reads new steps."""
+    """Measurements of an endless copy of a pipeline. Each measurement begins after the steps that the one before it read."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
@@ -200,8 +200,8 @@ class _Run:
         """Measure a setting: half of the time without training steps, then with training steps of each length."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
         # Maximum numbers of batches that are made or begun before `next` asks for them. Each worker process fills two buffers
-        # of `prefetch` batches: its own, and one in the process that calls `next`. Three more batches may wait outside: one
-        # for room in each of the two buffers, and one for `next`.
+        # of `prefetch` batches: its own, and one in the process that calls `next`. Three more batches may be under way: one
+        # to each of the two buffers, and one to `next`.
         in_threads = setting.prefetch + setting.threads if setting.threads else 0
         in_processes = setting.worker_count * (in_threads + 2 * setting.prefetch + 3)
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
@@ -222,7 +222,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler that repeats the first `count` steps of a pipeline. It also replaces the pipeline's `withdrawals`."""
+    """Sampler that repeats the first `count` steps of a pipeline. It also stands in for the pipeline's `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

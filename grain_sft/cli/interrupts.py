@@ -2,7 +2,7 @@
 
 The signal handler kills the child processes, runs the `atexit` functions, and ends the process. It raises no exception,
 because an exception could crash an extension module that is being imported. Python calls the handler only while the main thread
-runs Python code. If this thread stays in native code for longer than `NATIVE` seconds, a second thread does the handler's work.
+runs Python code. If this thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process.
 Native code that holds the GIL, such as `sum` of a long iterator, delays both threads.
 """
 
@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-NATIVE = 0.4  # seconds from the signal until the second thread acts
+NATIVE = 0.4  # seconds from the signal until the second thread ends the process
 LEAVE = 1.0  # seconds after `NATIVE` until the process ends, even if `atexit` functions still run
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 class Guard:
-    """Response of the program `name` to Ctrl-C. `exits` skips the interpreter's slow shutdown after the command."""
+    """Response of the program `name` to Ctrl-C. If `exits`, the process ends without the slow shutdown of Python."""
 
     def __init__(self, name: str, *, exits: bool = False) -> None:
         self.name, self._exits = name, exits
@@ -80,7 +80,7 @@ class Guard:
         """End the process. In a forked child, do nothing."""
         if os.getpid() == self._pid:
             self._leave()
-            time.sleep(LEAVE)  # `_leave` has returned, so an earlier call of it is ending the process
+            time.sleep(LEAVE)  # `_leave` returns only if another thread is ending the process
 
     def _watch(self, read: int) -> None:
         """End the process if the signal handler does not end it in time. Runs in the second thread."""
@@ -106,13 +106,13 @@ class Guard:
         """Write "interrupted.", then send stderr to /dev/null, because tracebacks may follow."""
         if self._announcing.acquire(False):
             with contextlib.suppress(OSError):  # stderr is closed
-                start = "\n" if os.isatty(2) else ""  # after a line of progress
+                start = "\n" if os.isatty(2) else ""  # ends a line of progress
                 os.write(2, f"{start}{self.name}: interrupted.\n".encode())
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process, except multiprocessing's resource tracker, which frees their shared memory."""
+    """Kill all descendants of this process that /proc lists, except the resource tracker, which frees their shared memory."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -47,7 +47,7 @@ class FromPieces(Traits):
 
     @property
     def stream_key(self) -> str:
-        """Text that two layouts of one corpus share if their rows, joined, are the same tokens. Lengths of rows may differ."""
+        """Text that is equal for layouts of one corpus whose joined rows are the same tokens. Lengths of rows may differ."""
         return repr(self)
 
     @property
@@ -111,8 +111,8 @@ class FromPieces(Traits):
     def _rows_receipt(self) -> str:
         """Text that changes if the rows change; by default, with a hash of all pieces.
 
-        It is not a `functools.cached_property`, because `__init_subclass__` copies this property to subclasses. In Python 3.11,
-        a cached property has a lock, so a subclass that is defined in a notebook could not be pickled for workers.
+        It is not a `functools.cached_property`, because `__init_subclass__` copies this property to subclasses. A class of
+        a notebook is pickled with its attributes, and in Python 3.11, a cached property holds a lock, which can't be pickled.
         """
         if (cached := vars(self)).get("_rows_receipt") is None:
             columns = ([each.row + first, *each[1:5], *each.segments_and_positions] for first, each in self._blocks())
@@ -172,7 +172,7 @@ class Layout(FromPieces):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Return the checked pieces of `rows`. If `rows` is empty, ask `pieces` for row 0: it may need a row."""
+                """Return the checked pieces of `rows`. If `rows` is empty, ask for row 0: `pieces` may fail without rows."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)

@@ -33,7 +33,7 @@ _CHECKS = 8  # minimum number of checks before a wait counts as a stall, and bet
 _LONGEST_PAUSE = 1.0  # maximum number of seconds between two checks
 
 Wait = tuple[int, float]
-"""A step that a caller waits for, and the time of `time.perf_counter` at which the wait began."""
+"""A step that `next` waits for or that a thread makes, and the time of `time.perf_counter` at which this began."""
 
 
 def _seconds(variable: str) -> float:
@@ -76,7 +76,7 @@ class _IteratorWatch(_Watch):
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
-        self._stats = iterator.stats  # always the same object; the property first adds the batches that are not counted yet
+        self._stats = iterator.stats  # the same object each time; reading the property brings it up to date
         self._last_summary = perf_counter()
         self._last_stats = copy.copy(iterator.stats)
 
@@ -169,7 +169,7 @@ class Watchdog(Observer):
 
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
-        # `in_worker`, because a copy of a dataset may be unpickled in another process, too
+        # `in_worker` is checked because a dataset may be unpickled in a process that is no worker
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # one such watch; its key is the class
 

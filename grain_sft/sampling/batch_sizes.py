@@ -31,7 +31,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size may change.
-      sizes: Size from each of `steps` on. In the subclass `ComputedSizes`, a list of all sizes that a step may have.
+      sizes: Size from each of `steps` on. In the subclass `ComputedSizes`, all sizes that a step may have.
       schedule: Changes of the size after step 0, as pairs (step, size).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Checks that read all tokens of a corpus in blocks."""
+"""Checks of the whole content of a corpus: documents, loss files, and stored rows. They read in blocks."""
 
 import hashlib
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
     Documents may overlap, come in any order and be longer than a block.
 
     Args:
-      check: Function that is called for each block. Its arguments are the first token's index in the corpus, and the tokens.
+      check: Function that is called for each block. Its arguments are the first token's offset in the corpus, and the tokens.
     """
     start, length = corpus.documents
     order = corpus.documents.by_start()  # numbers of all documents that are not empty, in order of their first tokens

@@ -114,7 +114,7 @@ class Megatron(Format):
         return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return [prefix] if `path` is a prefix or one of its files; otherwise, the prefixes in the folder `path`, or []."""
+        """Return [prefix] if `path` is a prefix or ends like one of its files; else the prefixes in the folder `path`."""
         stem = _stem(path)
         return [stem] if stem != path or _is_index(f"{path}{_INDEX}") else self._in_folder(path, listing)
 
@@ -169,8 +169,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 def split_range(split: str, subset: str, count: int, name_prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset of `count` sequences or documents.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). In messages, `name_prefix` precedes
-    the names `split` and `subset`, such as "document_" in `document_split`.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). `name_prefix` begins the
+    names of the options in messages: with "document_", they are `document_split` and `document_subset`.
     """
     expected = f"{name_prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
@@ -202,7 +202,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"], or a malformed blend, which `_blend` refuses.
 
-    Words with numbers in other places are a malformed blend, unless every number is the name of a file.
+    Words with numbers elsewhere than before each prefix are a malformed blend, unless every number is the name of a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

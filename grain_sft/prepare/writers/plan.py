@@ -102,13 +102,13 @@ class Plan:
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
-        """Return the id that ends a document. For chats, it is the first of `special` that the tokenizer has, else EOS."""
+        """Return the id that ends a document. If `masked`, it is the first of `special` that the tokenizer has, else EOS."""
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
     def metadata(self, split: str, *special: str) -> dict[str, Any]:
         """Return a split's metadata. `special` is as in `end_of_document`."""
-        label_masks = {} if self.masked else {LABEL_MASKS: False}  # all tokens take loss: olmo then has no mask files
+        label_masks = {} if self.masked else {LABEL_MASKS: False}  # False: all tokens take loss, so olmo has no mask files
         return split_metadata(
             format=self.request.format,
             split=split,
@@ -242,7 +242,7 @@ def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
 def refuse_weights(plan: Plan) -> None:
     """Refuse weights other than 0 and 1."""
     if not plan.binary:
-        fix = "Choose format openchat or episodes, or leave out --seq-level-weight and weights"
+        fix = "Choose format openchat or episodes, or leave out --seq-level-weight and the weights of messages"
         raise PrepareError(f"format {plan.request.format}: can't hold weights other than 0 and 1. {fix}.")
 
 

@@ -45,7 +45,7 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     def rows_at(epoch: int, indices: Ints) -> Ints:
         return permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
-    # Below 2^14 rows, `permuted` enciphers 2^16 blocks, so an epoch is computed once and kept.
+    # `permuted` is slow if there are few rows, so an epoch of them is computed once and kept
     return cached_by_epoch(lambda epoch: rows_at(epoch, np.arange(num_rows))) if num_rows < _FEW_ROWS else rows_at
 
 
