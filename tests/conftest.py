@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
+import fsspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,9 +19,12 @@ from sft_files import documents, write_episodes, write_olmo
 from grain_sft.cli.main import main
 from grain_sft.storage import files
 
-# An example may take any time: a busy machine can stop a process for longer than the 200 ms that Hypothesis allows.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
+with contextlib.suppress(ImportError):  # docs/maxtext.md runs the tests of the trainers without Hypothesis
+    import hypothesis
+
+    # An example may take any time: a busy machine can stop a process for longer than the 200 ms that Hypothesis allows.
+    hypothesis.settings.register_profile("tests", deadline=None)
+    hypothesis.settings.load_profile("tests")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -158,7 +161,6 @@ def honour_generations(download):
 def client():
     """The gcsfs client of a Cloud Storage emulator with one empty bucket, named `bucket`."""
     emulator = pytest.importorskip("gcp_storage_emulator.server")
-    fsspec = pytest.importorskip("fsspec")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # without it, gcsfs asks Google's servers first
         import gcsfs.core

@@ -22,6 +22,7 @@ from tokenizer_makers import byte_level_json, save_huggingface
 
 import grain_sft
 from grain_sft.layout.packing.numpy_sort import SORTS, numpy_sort
+from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, materialize, prepare
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden" / "batch_digests.json"
@@ -112,8 +113,6 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
 
 def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield configs of materialized rows, one with masks and one with weights."""
-    from grain_sft.prepare.materialize import materialize
-
     masks = write_olmo(folder / "olmo", documents(300, 2, longest=60), sources=True)
     weights = write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2)
     opened = {"olmo": {"dtype": "uint16", "eos_token_id": 2}, "weights": {}}
@@ -158,8 +157,6 @@ def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
 
 def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield digests of the token and loss files of each template in each format, or the name of the error."""
-    from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, prepare
-
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     save_huggingface(folder / "hf", byte_level_json(SPECIAL), eos="<|endoftext|>", chat_template=template)
     files = {

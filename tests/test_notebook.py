@@ -6,6 +6,7 @@ import sys
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas
 import pytest
 from batches import load, pipeline_of, sections
 from sft_files import EOS, documents, write_olmo
@@ -71,7 +72,6 @@ def test_show_prints_rows_of_a_step(pipeline, capsys):
 
 
 def test_a_trace_is_a_data_frame_and_without_pandas_the_error_names_the_extra(pipeline, monkeypatch):
-    pandas = pytest.importorskip("pandas")
     lines = trace(pipeline, range(3))
     frame = lines.to_pandas()
     assert isinstance(frame, pandas.DataFrame) and len(frame) == len(lines)

@@ -14,6 +14,7 @@ from batches import assert_one_run, load, take, write_config
 from prepared import chat
 from python_runs import run_python
 from sft_files import documents
+from tokenizer_makers import byte_level_json, save_huggingface
 
 import grain_sft
 from grain_sft import Host, NpyDataSource, PackedLayout
@@ -224,9 +225,6 @@ def test_commands_accept_a_config_with_an_entry_of_the_plugin_in_every_section(t
 
 @pytest.fixture
 def chats(tmp_path):
-    pytest.importorskip("transformers")
-    from tokenizer_makers import byte_level_json, save_huggingface
-
     save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat("two?", "yes, two")) + "\n")
     return tmp_path / "chats.jsonl"

@@ -205,7 +205,6 @@ def test_a_command_that_needs_no_jax_keeps_a_jax_that_is_already_imported(monkey
 
 
 def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, run_command):
-    pytest.importorskip("matplotlib")
     text = tmp_path / "texts" / "a.txt"
     text.parent.mkdir()
     text.write_text("a text\n" * 90)
@@ -229,7 +228,6 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
 
 def test_a_command_probes_each_output_once(tmp_path, config, calls_of):
     """In a bucket, a probe is a file that is written and removed."""
-    pytest.importorskip("matplotlib")
     probes = calls_of(files, "check_writable")
     commands = ["trace {} --steps 0 -o", "inspect {} --step 0 --html", "bench {} --seconds 0.1 --max-workers 0 -o"]
     commands += ["simulate {} --hosts 1 --steps 0:1 --processes 0 -o", "report {} --seconds 0 -o"]

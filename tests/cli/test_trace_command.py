@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from batches import load, sections, write_config
+from pyarrow import parquet
 from python_runs import run_python
 from sft_files import documents, write_olmo
 
@@ -57,7 +58,6 @@ def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, r
     assert first == f"# {pipeline.receipt.code} steps 2:9" and lines == expected
     run(config, "--steps", "2:9", "--output", tmp_path / "out" / "trace.csv")  # the name gives the format
     assert read_csv((tmp_path / "out" / "trace.csv").read_text())[1] == expected
-    parquet = pytest.importorskip("pyarrow.parquet")
     run(config, "--between", "step2", "step9", "--output", tmp_path / "trace.parquet")
     table = parquet.read_table(tmp_path / "trace.parquet")
     assert table.to_pylist() == expected

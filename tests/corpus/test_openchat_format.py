@@ -10,12 +10,11 @@ import shutil
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import sft_files as sft
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
-
-pa = pytest.importorskip("pyarrow")
 
 
 @pytest.fixture(autouse=True)

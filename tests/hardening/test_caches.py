@@ -23,8 +23,6 @@ from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.sampling.orders import exact
 from grain_sft.storage import describe, hashing
 
-pytest.importorskip("pyarrow")
-
 TOKENS = 10_000
 ENDS = 2_500  # tokens that all corpora share at each end of a file; its fingerprint hashes 4 KiB, 2,048 tokens, there
 EOS, BOS = sft_files.EOS, 1

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from sft_files import documents, write_olmo
 
 import grain_sft
-from grain_sft.errors import CorpusError, RecordError
+from grain_sft.errors import CorpusError, PrepareError, RecordError
+from grain_sft.prepare.templates.chat_template import ChatTemplate
+from grain_sft.prepare.tokenizers import load_tokenizer
 
 PACKAGE = Path(grain_sft.__file__).parent
 RUNS_CODE = re.compile(
@@ -84,12 +87,6 @@ ESCAPES = (
 
 @pytest.mark.parametrize("text", ESCAPES)
 def test_a_chat_template_can_not_reach_out_of_its_sandbox(text, tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
-    from grain_sft.errors import PrepareError
-    from grain_sft.prepare.templates.chat_template import ChatTemplate
-    from grain_sft.prepare.tokenizers import load_tokenizer
-
     monkeypatch.chdir(tmp_path)
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<u>": 1}, unk_token="<u>"))
     model.save(str(tmp_path / "tokenizer.json"))

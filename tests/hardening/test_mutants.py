@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from batches import assert_same, sections
 from children import run
 from megatron_corpora import write_megatron
@@ -266,7 +265,6 @@ def main(folder: Path, first: int, count: int) -> None:
 
 
 def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
-    pytest.importorskip("pyarrow")
     found = json.loads(run(Path(__file__), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS).splitlines()[-1])
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)

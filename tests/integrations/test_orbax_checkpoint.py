@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from batches import assert_same, load, sections
 from jax.sharding import SingleDeviceSharding
@@ -12,8 +13,6 @@ from jax.sharding import SingleDeviceSharding
 from grain_sft import GrainSftError, Host
 from grain_sft.integrations import checkpoint
 from grain_sft.integrations.jax_arrays import GlobalBatches
-
-ocp = pytest.importorskip("orbax.checkpoint")
 
 LENGTH = 16
 

@@ -177,7 +177,7 @@ def test_a_seed_that_the_algorithm_does_not_use_does_not_change_the_plan(tmp_pat
 
 @settings(max_examples=examples(80))
 @given(
-    kind=st.sampled_from(["plain", "parts", "episodes"]),
+    kind=st.sampled_from(KINDS),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     part=st.integers(1, 30),
     outside=st.sampled_from([0, 3]),

@@ -68,9 +68,9 @@ KINDS = {
 TRACED_KINDS = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
 
 
-def check_steps(pipeline, batches, start=0):
-    """Check that the batches are those of consecutive steps from `start` on."""
-    for step, batch in enumerate(batches, start):
+def check_steps(pipeline, batches):
+    """Check that the batches are those of consecutive steps from 0 on."""
+    for step, batch in enumerate(batches):
         expected = np.asarray(pipeline.sampler.rows(step))[:, None] * LENGTH + np.arange(LENGTH)
         np.testing.assert_array_equal(np.asarray(batch["inputs"]), expected, err_msg=f"step {step}")
 

@@ -13,15 +13,12 @@ from prepared import StoppedError, digests, save_trained, stamps, stop_half_way,
 
 import grain_sft
 from grain_sft.errors import MissingExtraError, PrepareError
-from grain_sft.prepare import Dataset, Request, documents, prepare
+from grain_sft.prepare import Dataset, Request, beam, documents, prepare
 from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
 from grain_sft.storage import files
-
-pytest.importorskip("apache_beam")
-from grain_sft.prepare import beam
 
 ANOTHER_PROCESS = ("--direct_running_mode=multi_processing", "--direct_num_workers=1")
 FILES = 7

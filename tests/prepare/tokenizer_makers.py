@@ -152,7 +152,7 @@ def tiktoken_ranks() -> bytes:
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(dict.fromkeys(tokens)))
 
 
-def save_tiktoken(folder: Path, special=(), *, name: str = "tokenizer.tiktoken", **named: str) -> Path:
+def save_tiktoken(folder: Path, special=(), **named: str) -> Path:
     """Save a tiktoken file and its JSON sidecar, and return its path. `named` has the bos, eos and pad tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = tiktoken_ranks()
@@ -162,9 +162,10 @@ def save_tiktoken(folder: Path, special=(), *, name: str = "tokenizer.tiktoken",
         "special_tokens": {text: start + place for place, text in enumerate(special)},
         **{f"{key}_token": text for key, text in named.items()},
     }
-    (folder / name).write_bytes(ranks)
-    (folder / f"{name}.json").write_text(json.dumps(settings), encoding="utf-8")
-    return folder / name
+    path = folder / "tokenizer.tiktoken"
+    path.write_bytes(ranks)
+    Path(f"{path}.json").write_text(json.dumps(settings), encoding="utf-8")
+    return path
 
 
 def _byte_level(folder: Path, style: str) -> Path:

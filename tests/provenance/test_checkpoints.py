@@ -27,7 +27,6 @@ TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # tokens of both epochs, from tab
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Pipelines of the shipped configs, with as many rows as OLMo's runs had. Each row is a document of one token."""
-    pytest.importorskip("yaml")
     made = {}
     for name, tokens in TOKENS_OF_RUN.items():
         rows = int(tokens / 2 / 32_768)

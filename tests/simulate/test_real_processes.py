@@ -15,7 +15,6 @@ from grain_sft import Host
 from grain_sft.simulate import Conditions, measure_processes, simulate
 from grain_sft.simulate.processes import run_host
 
-pytest.importorskip("gcp_storage_emulator.server")
 pytestmark = pytest.mark.heavy
 PROCESSES, STEPS = 8, range(100)
 CONDITIONS = Conditions(latency_ms=50)

@@ -52,7 +52,6 @@ def measured(pipeline, hosts, number, steps):
 @pytest.fixture(scope="module")
 def bucket(client, tmp_path_factory):
     """Corpora in the emulator: tokens without documents for windows, and chats with boundaries and a loss mask."""
-    pytest.importorskip("gcp_storage_emulator.server")
     folder = tmp_path_factory.mktemp("corpora")
     rng = np.random.default_rng(0)
     sizes = rng.integers(9, 400, 150)

@@ -20,8 +20,6 @@ from grain_sft.cli.main import main
 from grain_sft.storage import files
 from grain_sft.storage.remote import clients, retries
 
-pytest.importorskip("gcsfs")
-
 URL = "gs://some-bucket/data/tokens.npy"
 CREDENTIALS = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_GS", "NO_GCE_CHECK")
 REFUSAL = b'{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'

@@ -63,11 +63,11 @@ def memory():
     client.rm("/cached", recursive=True)
 
 
-def source(url, folder, bound="64MiB", unit=UNIT, length=LENGTH, **options):
+def source(url, folder, bound="64MiB", unit=UNIT, **options):
     """Return a source of windows of the shards at `url`, read through a cache in `folder` of at most `bound` bytes."""
     cache = {"folder": str(folder), "max_bytes": bound, "unit": unit}
     corpus = grain_sft.open_corpus(url, remote={"cache": cache, **options})
-    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, length))
+    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH))
 
 
 def assert_rows(mine, rows):

@@ -10,9 +10,6 @@ from tokenizer_makers import KINDS, ODD_TEXTS, SENTENCES
 from grain_sft.prepare.tokenizers import load_tokenizer
 from grain_sft.view.text import TokenTexts, columns, split_characters, visible, visible_line
 
-ANYTHING = st.text(st.characters(), max_size=20)
-
-
 SIGNS = {
     "a b\n\tc": "a·b⏎⇥c",
     "\x1b[31m\x07\x00\x7f\x9b": "⟨U+001B⟩[31m⟨U+0007⟩⟨U+0000⟩⟨U+007F⟩⟨U+009B⟩",
@@ -32,7 +29,7 @@ def test_a_sign_replaces_each_invisible_character():
     assert all(visible_line(f"{text} x y").endswith(" x y") for text in SIGNS)
 
 
-@given(ANYTHING)
+@given(st.text(st.characters(), max_size=20))
 def test_no_text_is_shown_with_an_invisible_character(text):
     for shown in (visible(text), visible_line(text).replace(" ", "")):
         assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"} & {unicodedata.category(each) for each in shown}
