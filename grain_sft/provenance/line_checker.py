@@ -98,7 +98,7 @@ class LineChecker:
         return copied
 
     def check(self, fields: Mapping[str, str]) -> None:
-        """Check the next line: {} if it is unfinished, {"unreadable": reason} if it is not an entry, else its fields."""
+        """Check the next line. Its `fields` are {} if it is unfinished, and {"unreadable": reason} if it is not an entry."""
         self._line += 1
         if not fields:
             self._note("was being written when its process ended.")
@@ -149,7 +149,7 @@ class LineChecker:
         self._compare(fields, self._position.events.load(hosts), {"hosts"})
         self._needed = RESUME
         if self._position.max_resume_step < 0:
-            # a run that begins at step 0 has no resume; if it begins later, a resume follows
+            # a resume follows only if the run begins after step 0, so none is needed
             self._needed = None
             self._position.continue_at(0)
 
@@ -256,7 +256,7 @@ def natural_number(text: str | None) -> int:
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:
-    """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read."""
+    """Return the parts of a receipt from `text`, a field of an entry; an empty dict if it can't be read."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         # parsed twice, because `as_text` dumps objects twice
         return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}

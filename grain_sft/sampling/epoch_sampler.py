@@ -56,7 +56,7 @@ class EpochSampler(StreamSampler):
     def num_steps(self) -> int | None:
         """Number of steps; None if the run never ends.
 
-        With `runs_on`, a step may have rows of two epochs, so it may differ from `epochs * steps_per_epoch`.
+        The number may differ from `epochs * steps_per_epoch`: with `runs_on`, a step may have rows of two epochs.
         """
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 

@@ -57,11 +57,11 @@ class RunningEpochs:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cuts(self, epoch: int) -> Ints:
-        """Return the first index in `epoch` of each step of the epoch, then the index after the last row that a step reads.
+        """Return the index in `epoch` at which each of its steps begins, then the index after the last row that a step reads.
 
         The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
         """
-        span = self.span(epoch, None) or EpochSpan(0, -1, 0)  # without a step that reads the epoch: an empty range below
+        span = self.span(epoch, None) or EpochSpan(0, -1, 0)  # if no step reads the epoch, the range below is empty
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))
         return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
@@ -94,7 +94,7 @@ class _Phase(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step that reads `epoch` or a later epoch, as if the phase never ended."""
+        """Return the first step of this phase that reads `epoch` or a later epoch, if the phase never ended."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch

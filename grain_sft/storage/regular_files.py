@@ -1,4 +1,4 @@
-"""Read access to regular local files. The context `inside` limits the access to the files in one folder.
+"""Read access to regular local files. The context `inside` limits the access to one folder.
 
 Files that are not regular are always refused: opening a FIFO can block, and reading a device may never end.
 """
@@ -74,7 +74,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # otherwise, opening a FIFO waits for a writer
     except OSError as error:
-        if os.path.exists(path):  # perhaps a socket, which the error of `os.open` would not state
+        if os.path.exists(path):  # perhaps a socket: the error of `os.open` does not say so
             _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise

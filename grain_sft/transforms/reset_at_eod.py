@@ -20,7 +20,7 @@ class ResetAtEod(grain.transforms.Map):
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: Number of tokens up to which a segment is joined with the next one, as in MaxText. 0 and 1 join no
+      min_segment_length: Length of the longest segment that is joined with the next one, as in MaxText. 0 and 1 join no
         segments.
 
     Attributes:

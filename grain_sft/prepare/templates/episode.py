@@ -44,12 +44,12 @@ class Episode(PiecesTemplate):
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
         self._tags: Mapping[str, str | Ids] = {tag: as_array([ids[tag]]) if tag in ids else tag for tag in _TAGS}
-        # a tag without a token is encoded as ordinary text, so no content may spell it, even with `special_text` "encode"
+        # a tag without a token is itself encoded as text, so a content that spells it is refused even with "encode"
         self.special = SpecialText(self.special.spellings | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the system block, a block per message, and the token that ends the document."""
+        """Return a system block if there is a system text, a block for each message, and the end of the document."""
         self.refuse_calls(conversation, "think")
         pieces: list[Piece] = []
         system = conversation.system

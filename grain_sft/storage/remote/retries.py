@@ -107,7 +107,8 @@ async def retried(
       seconds: Time for all attempts. A server that never answered gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
       bounded: Whether an attempt that takes long is cancelled and made again. The first may take 10 s, or a quarter of
-        `seconds` if that is less. Each later attempt may take twice as long as the attempt before.
+        `seconds` if that is less. Each later attempt may take twice as long as the attempt before. All are also cancelled when
+        the time is up.
       reached: Whether the server is known to have answered another process.
 
     Raises:
@@ -144,7 +145,7 @@ async def retried(
                 raise RequestFailedError(_explain(failures, elapsed, seconds, failure, unreached)) from failure
             activity.request_failed(_describe(failure))
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
-            await asyncio.sleep(min(pause, (allowed - elapsed) / 2))  # half of the time is left for the next attempt
+            await asyncio.sleep(min(pause, (allowed - elapsed) / 2))  # at least half of the time is left for the next attempt
     finally:
         _inside_attempt.reset(token)
 
@@ -167,7 +168,7 @@ def server_of(client: Any, path: str) -> str:
 def is_transient(error: BaseException) -> bool:
     """Return whether a repetition may succeed.
 
-    It may after status 408, 429 or 5xx (not 501), after expired credentials of gcsfs, a lost connection, or a wrong body.
+    These failures may pass: status 408, 429, or 5xx except 501; expired credentials of gcsfs; a lost connection; a wrong body.
     """
     if isinstance(error, (ReplacedError, RefusedError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
@@ -194,7 +195,7 @@ def status_of(error: BaseException) -> int:
 
 
 def _is_unanswered(error: BaseException) -> bool:
-    """Return whether a request failed before any server answered it."""
+    """Return whether a request failed without an answer, or in the middle of one."""
     return (
         isinstance(error, (TimeoutError, ConnectionError, socket.gaierror))
         or (isinstance(error, OSError) and error.errno in _UNANSWERED_ERRNOS)
