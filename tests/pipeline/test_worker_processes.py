@@ -12,7 +12,7 @@ from unittest import mock
 
 import grain
 import pytest
-from batches import pipeline_of
+from batches import Applies, pipeline_of
 
 from grain_sft import WindowLayout, open_corpus
 from grain_sft.errors import PipelineError
@@ -104,22 +104,26 @@ class Once:
         return Once, ()
 
 
-class Own(Observer, grain.transforms.Map):
-    def map(self, element):
-        return element | {"lock": threading.Lock()}
+class Refuses(Observer):
+    def __init__(self, error):
+        self.error = error
+
+    def batch_made(self, pipeline, step, seconds):
+        raise self.error
 
 
 def test_a_lock_in_a_batch_an_error_or_an_observer_is_not_sent_between_processes(write_tokens, monkeypatch):
-    layout, own, error = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16), Own(), ValueError("own")
+    layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
+    error = ValueError("own")
+    error.lock = threading.Lock()
+    in_batch = pipeline_of(layout, [Applies(lambda batch: batch | {"lock": threading.Lock()})])
+    in_error = pipeline_of(layout, run={"observers": [Refuses(error)]})
+    with pytest.raises(PipelineError, match=r"Refuses can't be sent to worker processes: TypeError: .*_thread.lock"):
+        next(in_error.iter(worker_count=1))
     monkeypatch.setattr(workers, "in_worker", lambda: True)
-    own.batch_made, error.lock = mock.Mock(side_effect=error), threading.Lock()
-    pipelines = [pipeline_of(layout, [own]), pipeline_of(layout, run={"observers": [own]})]
-    for pipeline, sent in zip(pipelines, (r"\[<unlocked", r"\[ValueError\('own'\)\]"), strict=True):
+    for pipeline, sent in ((in_batch, r"\[<unlocked"), (in_error, r"\[ValueError\('own'\)\]")):
         with pytest.raises(PipelineError, match=rf"^step 3: a worker process can't send {sent}.*_thread.lock' object"):
             pipeline.dataset()[3]
-    own.batch_made = error.lock
-    with pytest.raises(PipelineError, match=r"Own can't be sent to worker processes: TypeError: .*_thread.lock"):
-        next(pipeline.iter(worker_count=1))
 
 
 def test_a_worker_ends_if_another_could_not_be_started():
