@@ -15,14 +15,14 @@ import numpy as np
 from batches import sections
 from episode_corpora import write_dataset
 from mixed_corpora import mixture_config, write_sources
-from prepared import TEXTS, chats, openchat_chats, tool_chats
+from prepared import CHAT_FORMATS, TEXTS, chats, openchat_chats, tool_chats
 from sft_files import documents, write_episodes, write_olmo, write_openchat, write_primer
 from template_rules import SPECIAL
 from tokenizer_makers import byte_level_json, save_huggingface
 
 import grain_sft
 from grain_sft.layout.packing.numpy_sort import SORTS, numpy_sort
-from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, materialize, prepare
+from grain_sft.prepare import TEMPLATES, Dataset, Request, materialize, prepare
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden" / "batch_digests.json"
@@ -170,7 +170,7 @@ def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
     for name in TEMPLATES:
         chosen = {"openchat": "openchat", "episode_tool": "tools", "text": "texts"}.get(name, "chats")
         inputs = (Dataset((str(folder / f"{chosen}.jsonl"),)),)
-        for format in (name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs):
+        for format in CHAT_FORMATS:
             out = folder / f"{name}-{format}"
             digest = hashlib.sha256()
             try:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import grain_sft
-from grain_sft import deprecated
+from grain_sft import config, deprecated
 from grain_sft.errors import WrongTypeError
 from grain_sft.sampling.mixture import Mixture
 
@@ -37,7 +37,5 @@ def test_an_argument_under_both_names_is_refused():
 
 
 def test_the_former_name_of_read_config_works_and_warns():
-    from grain_sft import config
-
     with pytest.warns(DeprecationWarning, match="read_config"):
         assert config.stated is config.read_config

@@ -13,8 +13,6 @@ import pytest
 import grain_sft
 from grain_sft.cli.main import COMMANDS
 from grain_sft.config.sections import SECTIONS
-from grain_sft.errors import CorpusError, WrongTypeError
-from grain_sft.storage import RemoteOptions
 
 ROOT = pages.DOCS.parent
 PACKAGE = Path(grain_sft.__file__).parent
@@ -87,14 +85,6 @@ def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key()
     for name, options in config_page.tables().items():
         assert page.count(f"<!-- keys: {name} -->") == 1
         assert not [option for option in options.values() if not option.help.endswith(".")], name
-
-
-def test_options_of_remote_files_accept_their_keys_and_name_an_unknown_key(tmp_path):
-    given = {"seconds": 1, "requests": 2, "cache": {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}}
-    assert RemoteOptions.of({"cache": RemoteOptions.of(given).cache}).cache == RemoteOptions.of(given).cache
-    for wrong, message in ({"x": 1}, ": unknown key"), ({"cache": {"x": 1}}, ": cache: unknown key 'x'"), (5, " is 5"):
-        with pytest.raises((CorpusError, WrongTypeError), match=f"remote{message}"):
-            RemoteOptions.of(wrong)
 
 
 def text_of(path: Path) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 import prometheus_client
 import pytest
 from absl import logging as absl_logging
-from batches import Applies
-from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
+from batches import Applies, take
+from watched import BATCH, LENGTH, ROWS, counted, counting, make
 
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.observers import OBSERVERS, Observer, metrics
@@ -28,7 +28,7 @@ def test_counters_count_each_delivered_row_once(folder, threads, named):
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
-    steps = [batch["inputs"].size for batch in take(pipeline, threads=threads)]
+    steps = [batch["inputs"].size for batch in take(pipeline, 0, len(pipeline), threads=threads)]
     assert list(counts().values()) == [ROWS, sum(steps), len(steps), len(steps), 1]
     assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
     assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
@@ -42,7 +42,7 @@ def test_each_batch_is_counted_once_while_threads_hand_out_batches_and_prometheu
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            handing_out = [pool.submit(take, pipeline, threads=0) for _ in range(threads * rounds)]
+            handing_out = [pool.submit(take, pipeline, 0, len(pipeline), threads=0) for _ in range(threads * rounds)]
             while not all(each.done() for each in handing_out):
                 list(prometheus_client.REGISTRY.collect())
     finally:
@@ -90,12 +90,12 @@ MADE = {
 @pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)
 def test_whatever_a_transform_returns_is_counted_as_one_batch(folder, made, rows):
     counts = counting("wait_seconds_count", "rows_total", "tokens_total")
-    take(make(folder, Applies(made)), 1, threads=0)
+    take(make(folder, Applies(made)), 0, 1, threads=0)
     assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
 
 
 def test_the_metrics_server_serves_the_metrics_of_grain_sft_and_of_grain(folder):
-    take(make(folder), 1, threads=0)
+    take(make(folder), 0, 1, threads=0)
     port = metrics.start_server(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         text = answer.read().decode()

@@ -9,9 +9,10 @@ from contextlib import closing
 
 import grain
 import pytest
+from batches import take
 from failing_proxy import before_emulator, media_bytes
 from python_runs import run_python
-from watched import BATCH, LENGTH, STALL, counting, make, take
+from watched import BATCH, LENGTH, STALL, counting, make
 
 from grain_sft.errors import CorpusFileError, PipelineError
 from grain_sft.storage import cache_blocks, local_file
@@ -69,7 +70,7 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     monkeypatch.setattr(local_file, "open_regular", lambda path: -1 if opened.wait() else None)
     once_logged(log, f"opening {re.escape(str(folder / '0.npy'))}", opened.set)
     with pytest.raises(CorpusFileError):
-        take(pipeline, 1)
+        take(pipeline, 0, 1)
     assert log.find(r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy")
     assert log.find(r"Step 0 failed after")
 
@@ -91,7 +92,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_number_of_the_try(bucke
     proxy.clear()
     proxy.refused = 1.0
     once_logged(log, sentence, lambda: setattr(proxy, "refused", 0.0))
-    take(pipeline, 1, threads=0)
+    take(pipeline, 0, 1, threads=0)
     assert log.find(sentence), log.lines
     assert log.find(r"asking for \d+ parts of remote files")
     refused, received = proxy.failures["refused"], media_bytes(proxy)[0]
@@ -111,7 +112,7 @@ def test_cache_reads_are_counted_and_the_process_that_holds_a_block_is_named(buc
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
     once_logged(log, "downloads into the shard cache", cache_blocks.claim(str(block)).release)
-    take(pipeline, 1, threads=0)
+    take(pipeline, 0, 1, threads=0)
     holder = f"which process {os.getpid()} downloads into the shard cache"
     assert log.find(rf"waiting for bytes 0 to {size} of {url}, {holder}"), log.lines
 

@@ -1,10 +1,8 @@
 """Helpers for tests of metrics and of the watchdog: make a small pipeline, read counters, and collect log messages."""
 
-import itertools
 import logging
 import re
 import threading
-from contextlib import closing
 
 import prometheus_client
 from batches import pipeline_of
@@ -32,11 +30,6 @@ def counting(*names, **labels):
     """Return a function without arguments. It returns {name: growth of the counter since `counting` was called}."""
     before = {name: counted(name, **labels) for name in names}
     return lambda: {name: counted(name, **labels) - before[name] for name in names}
-
-
-def take(pipeline, count=None, **options):
-    with closing(pipeline.iter(**options)) as batches:
-        return list(itertools.islice(batches, count))
 
 
 class Logged(logging.Handler):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from batches import assert_same
-from sft_files import documents, write_episodes, write_olmo
+from sft_files import documents, tokens_of, write_episodes, write_olmo
 
 from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.corpus import row_format
@@ -22,7 +22,7 @@ def corpora(tmp_path_factory):
     for kind in KINDS:
         docs = documents(90, seed=2, weights=kind == "weights", longest=70)
         if kind == "none":
-            files = sorted(map(str, write_olmo(folder / kind, docs, part_tokens=300).glob("token_ids*.npy")))
+            files = tokens_of(write_olmo(folder / kind, docs, part_tokens=300))
             found[kind] = open_corpus(files, dtype="uint16", eos_token_id=2, use_loss_mask=False)
         else:
             found[kind] = open_corpus(write_episodes(folder / kind, docs, shards=3))

@@ -176,8 +176,10 @@ def test_environment_variables_set_the_folder_of_the_cache(monkeypatch, tmp_path
 
 
 def error_of(function, *arguments):
+    """Call a function that must raise a GrainSftError that is an OSError. Return its message."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         function(*arguments)
+    assert isinstance(error.value, OSError)
     return str(error.value)
 
 

@@ -5,6 +5,7 @@ import fsspec
 import numpy as np
 import pytest
 from failing_proxy import before_emulator
+from test_files import error_of
 
 import grain_sft
 from grain_sft.storage import files
@@ -58,13 +59,6 @@ def assert_same(remote, local, folder):
     rows = [*rows, rows[0], -1]
     batches.assert_same(mine.read(rows), other.read(rows))
     np.testing.assert_array_equal(mine[0]["tokens"], other[0]["tokens"])
-
-
-def error_of(function):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        function()
-    assert isinstance(error.value, OSError)
-    return str(error.value)
 
 
 LISTED = ["code/true.npy", "web/*.npy", "code/deep"]
@@ -125,10 +119,10 @@ def test_each_file_is_checked_once_even_if_only_one_may_be_open(proxy):
 def test_objects_that_are_not_in_the_bucket_are_named(client, bucket_name):
     for name in ("none.npy", "none.bin", "none.txt", "none.json", "none", "none/*.npy", "none/"):
         for url in (f"gs://{bucket_name}/{name}", [f"gs://{bucket_name}/{name}"]):
-            assert f"gs://{bucket_name}/{name}" in error_of(lambda url=url: grain_sft.open_corpus(url))
-    assert f"{BUCKET}code: is a folder; expected a file" in error_of(lambda: grain_sft.open_corpus(f"{BUCKET}c*"))
+            assert f"gs://{bucket_name}/{name}" in error_of(grain_sft.open_corpus, url)
+    assert f"{BUCKET}code: is a folder; expected a file" in error_of(grain_sft.open_corpus, f"{BUCKET}c*")
     client.rm("bucket/data/web/0.npy")
-    message = error_of(lambda: grain_sft.open_corpus(f"{BUCKET}mix.txt"))
+    message = error_of(grain_sft.open_corpus, f"{BUCKET}mix.txt")
     assert f"{BUCKET}web/0.npy: no such file" in message and "path_remap" in message
 
 
@@ -147,8 +141,8 @@ def test_an_object_that_changed_since_it_was_indexed_is_named(client, data, expe
     client.rm(LONG) if data is None else client.pipe_file(LONG, data)
     mine.read([0, 1])  # rows of an unchanged file
     for _ in range(2):
-        assert f"gs://{LONG}: {expected}" in error_of(lambda: mine.read([0, 100]))
-    assert f"gs://{LONG}: " in error_of(lambda: in_use.read([0, 600]))
+        assert f"gs://{LONG}: {expected}" in error_of(mine.read, [0, 100])
+    assert f"gs://{LONG}: " in error_of(in_use.read, [0, 600])
 
 
 def test_an_object_that_was_written_after_a_listing_is_seen(client):
@@ -161,7 +155,7 @@ def test_an_object_that_was_written_after_a_listing_is_seen(client):
 def test_a_url_of_an_unknown_protocol_and_a_wrong_token_are_errors(monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "gs", {"token": {"type": "external_account"}})
     for url in ("nosuch://bucket/a.npy", "gs://bucket/a.npy"):
-        assert f"{url}: fsspec can't make a file system" in error_of(lambda url=url: grain_sft.open_corpus(url))
+        assert f"{url}: fsspec can't make a file system" in error_of(grain_sft.open_corpus, url)
 
 
 def test_an_exception_of_the_client_becomes_an_error_that_names_the_url():

@@ -10,6 +10,7 @@ import pytest
 from failing_proxy import before_emulator
 
 import grain_sft
+from grain_sft.errors import CorpusError, StorageError, WrongTypeError
 from grain_sft.storage import files, remote_files
 from grain_sft.storage.remote.retries import Limits
 
@@ -113,7 +114,9 @@ def test_a_long_range_is_read_in_parts_and_returned_whole(proxy, client):
 WRONG_OPTIONS = [
     ({"seconds": 0}, "finite numbers above 0"),
     ({"requests": 2.5}, "requests is 2.5"),
-    ({"second": 3}, "unknown key 'second'"),
+    ({"second": 3}, "remote: unknown key 'second'"),
+    (5, "remote is 5"),
+    ({"cache": {"x": 1}}, "remote: cache: unknown key 'x'"),
     ({"cache": "/tmp/x"}, "expected a section with folder, max_bytes"),
     ({"cache": {"folder": "x", "max_bytes": "\u0663GB"}}, "expected bytes, such as"),
     ({"cache": {"folder": "x", "max_bytes": "9" * 400}}, "9': expected bytes, such as"),
@@ -124,7 +127,7 @@ WRONG_OPTIONS = [
 
 @pytest.mark.parametrize(("options", "expected"), WRONG_OPTIONS)
 def test_wrong_options_are_named(options, expected, tmp_path):
-    with pytest.raises(grain_sft.GrainSftError, match=expected):
+    with pytest.raises((CorpusError, StorageError, WrongTypeError), match=expected):
         grain_sft.open_corpus(tmp_path, remote=options)
 
 

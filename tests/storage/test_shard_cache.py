@@ -137,7 +137,9 @@ def test_environment_variables_set_up_a_cache(proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
     assert_rows(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
-    assert CacheOptions(tmp_path, "1GiB").folder == str(tmp_path)  # a Path, as well as text
+    options = CacheOptions(tmp_path, "1GiB")
+    assert options.folder == str(tmp_path)  # a Path, as well as text
+    assert grain_sft.open_corpus(URL, remote={"cache": options}).remote.cache == options
     with pytest.raises(grain_sft.GrainSftError, match="cache: folder is None"):
         CacheOptions(None, "1GiB")
 
