@@ -7,14 +7,19 @@ every case, it prints how many bytes of token files it read.
 import functools
 import hashlib
 import json
-import os
 import socket
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from grain_sft import Host, load
+from grain_sft.integrations.jax_arrays import GlobalBatches
+from grain_sft.storage.activity import counts
 
 LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
@@ -36,8 +41,10 @@ def run(jobs: list[dict[str, Any]], processes: int, devices: int) -> list[list[d
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
 
+    variables = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+
     def process(index):
-        found = run_python(__file__, json.dumps(jobs), port, index, processes, devices, timeout=240).stdout
+        found = run_python(__file__, json.dumps(jobs), port, index, processes, timeout=240, **variables).stdout
         return [json.loads(line) for line in found.splitlines() if line.startswith("{")]
 
     with ThreadPoolExecutor(processes) as threads:
@@ -63,8 +70,6 @@ def check(printed: Any, expected: dict[int, Any], cases: Iterable[str], job: str
 
 def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
     """Assert that every process printed the digests of step 0 of each job, with the columns in the order of the job."""
-    from grain_sft import Host, load
-
     for job in jobs:
         shards, expected = job["options"]["load_balanced_shards"], load(job["config"], host=Host(0, 1))[0]
         order = load_balanced(expected["inputs"].shape[1], shards) if shards > 1 else slice(None)
@@ -86,9 +91,6 @@ def end_state(printed: Any) -> Any:
 
 
 def sharding_of(case: str) -> Any:
-    import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
     devices = np.array(jax.devices())
     kind, _, over_hosts = case.partition(" over ")
     # with "columns", every process holds a part of every row
@@ -97,11 +99,7 @@ def sharding_of(case: str) -> Any:
     return NamedSharding(Mesh(grid, ("data", "other")), PartitionSpec("data", None if "model" in kind else "other"))
 
 
-def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
+def main(jobs: Any, port: int, index: int, count: int) -> None:
     if count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
@@ -110,13 +108,6 @@ def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:
 
 
 def run_job(job: dict[str, Any]) -> None:
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    from grain_sft import Host, load
-    from grain_sft.integrations.jax_arrays import GlobalBatches
-    from grain_sft.storage.activity import counts
-
     def digests(arrays: dict[str, Any], sharding: Any) -> dict[str, str]:
         gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
         return {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
@@ -150,4 +141,4 @@ def run_job(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), *map(int, sys.argv[2:6]))
+    main(json.loads(sys.argv[1]), *map(int, sys.argv[2:]))

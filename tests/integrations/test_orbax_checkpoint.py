@@ -8,6 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from batches import assert_same, load, sections
+from grain.checkpoint import CheckpointRestore, CheckpointSave
 from jax.sharding import SingleDeviceSharding
 
 from grain_sft import GrainSftError, Host
@@ -107,8 +108,6 @@ def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, manager
 
 @KINDS
 def test_grains_own_handlers_save_and_restore_the_step(folder, manager, kind):
-    from grain.checkpoint import CheckpointRestore, CheckpointSave
-
     data = pipeline(folder)
     batches = iterator(kind, data, start_step=6)
     next(batches)
