@@ -20,7 +20,8 @@ LAYOUTS = [
     {"kind": "padded"},
 ]
 ROOMS = (corpus, layout, layout.packing, source, sampling, transforms, pipeline, provenance)
-CLASSES = [each for each in [getattr(room, name) for room in ROOMS for name in room.__all__] if inspect.isclass(each)]
+PUBLIC = [getattr(room, name) for room in ROOMS for name in room.__all__]
+CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
 
 
 def checking(function: types.FunctionType) -> types.FunctionType | None:

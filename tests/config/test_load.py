@@ -78,7 +78,8 @@ def test_options_of_remote_files_reach_the_corpus_and_do_not_change_the_receipt(
     cache = {"folder": str(tmp_path / "kept"), "max_bytes": "1GiB"}
     corpus["remote"] = {"seconds": 7, "requests": 3, "cache": cache}
     pipeline = load(config)
-    options = (pipeline.source if section == "one corpus" else pipeline.source.sources["one"]).layout.corpus.remote
+    source = pipeline.source if section == "one corpus" else pipeline.source.sources["one"]
+    options = source.layout.corpus.remote
     assert (options.seconds, options.requests) == (7, 3)
     assert (options.cache.folder, options.cache.max_bytes) == (cache["folder"], 1 << 30)
     assert pipeline.receipt == load(plain).receipt

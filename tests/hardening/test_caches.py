@@ -101,7 +101,8 @@ def used(folder: Path, orders: bool = True) -> dict[str, str]:
     found = {}
     for name, layout in layouts_of(folder):
         highest = layout.highest_token if isinstance(layout, PackedLayout) else ""
-        found[name] = f"{len(layout)} {highest} {hash_of(*NpyDataSource(layout).read(range(len(layout))).values())}"
+        rows = NpyDataSource(layout).read(range(len(layout)))
+        found[name] = f"{len(layout)} {highest} {hash_of(*rows.values())}"
     found["supervised"] = repr(supervised_ratio(open_corpus(folder / "episodes")))
     for epoch in range(2 * orders):
         sampler = IndexSampler(5_000, global_batch_size=5_000, seed=3, order="olmo")

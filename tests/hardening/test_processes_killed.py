@@ -124,7 +124,8 @@ def test_a_process_that_is_ended_while_it_prefetches_leaves_no_process_and_no_sh
     assert set(workers) <= set(helpers)
     shared = []
     while not shared:  # a worker maps the shared memory of a batch only while it writes the batch
-        shared = re.findall(r"/dev/shm/psm_\w+", "".join([Path(f"/proc/{pid}/maps").read_text() for pid in workers]))
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in workers]
+        shared = re.findall(r"/dev/shm/psm_\w+", "".join(maps))
     child.send_signal(number)
     assert child.wait(300) == -number
     assert wait_until(lambda: all(state_of(pid)[0] == "Z" for pid in helpers)), "left behind"

@@ -48,7 +48,8 @@ def losses(*outputs):
 
 def last_losses(out, run):
     """Return the losses of the last steps at full precision. MaxText's file of metrics lacks the steps before an evaluation."""
-    entries = [json.loads(line) for line in max(out.glob(f"{run}-*.jsonl")).read_text().splitlines()]
+    last = max(out.glob(f"{run}-*.jsonl"))
+    entries = [json.loads(line) for line in last.read_text().splitlines()]
     return {int(entry["step"]): entry["learning/loss"] for entry in entries if "learning/loss" in entry}
 
 

@@ -105,7 +105,8 @@ def attention(seed):
     def model(tokens, positions, cache, mask):
         x = embed[tokens]
         q, k = turned(x @ query[:32], positions), turned(x @ key[:32], positions)
-        return (x + jax.nn.softmax(jnp.where(mask, q @ k.mT / 6, -1e30)) @ (x @ value[:32])) @ out, cache
+        weights = jax.nn.softmax(jnp.where(mask, q @ k.mT / 6, -1e30))
+        return (x + weights @ (x @ value[:32])) @ out, cache
 
     return model
 

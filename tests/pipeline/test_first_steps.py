@@ -121,7 +121,8 @@ def test_a_sound_run_warns_of_nothing(transforms, tmp_path, warnings):
 
 
 def test_a_pipeline_without_transforms_warns_once_with_the_keys_of_its_batches(tmp_path, warnings):
-    assert not any("inputs" in batch for batch in take(load(config_of(tmp_path, "sound", transforms=[])), 0, 2))
+    pipeline = load(config_of(tmp_path, "sound", transforms=[]))
+    assert not any("inputs" in batch for batch in take(pipeline, 0, 2))
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 

@@ -54,7 +54,8 @@ def check_case(corpora, folder, seed):
         # A host has consecutive slots, or every `hosts`-th slot.
         join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
         for key, array in changed[step].items():
-            np.testing.assert_array_equal(join([each[step][key] for each in split]).reshape(array.shape), array)
+            parts = join([each[step][key] for each in split])
+            np.testing.assert_array_equal(parts.reshape(array.shape), array)
     # Resume at each step at which something changes, and one step before.
     changes = {each["from"] for each in skips + withdrawn} | {stage.first_step for stage in changed.stages}
     for step in sorted(bound + before for bound in changes | {0, len(left) - 1} for before in (-1, 0)):

@@ -78,8 +78,9 @@ def test_an_epoch_reads_each_row_at_most_once_for_any_batch_sizes_and_last_batch
 def test_the_rows_that_an_epoch_leaves_out_are_of_any_cost():
     mine, costs = sampler(43, 8), heavy_tailed(43)
     epochs = [np.concatenate([*map(mine.rows, range(first, first + 5))]) for first in range(0, 300, 5)]
+    unread = np.concatenate([np.setdiff1d(np.arange(43), read) for read in epochs])
     # Each of 60 epochs leaves out 3 of 43 rows. Their ranks by cost are spread evenly over 0 to 42.
-    places = np.argsort(np.argsort(costs))[np.concatenate([np.setdiff1d(np.arange(43), read) for read in epochs])]
+    places = np.argsort(np.argsort(costs))[unread]
     assert len(places) == 180 and 17 < places.mean() < 25 and places.std() > 9
 
 

@@ -110,7 +110,8 @@ def test_in_a_halving_tree_up_to_24_sources_stay_within_the_stated_bound(tries, 
     for number in range(tries):
         count = 2 + number % 23
         even, skewed = random.random(count) + 0.01, random.random(count) ** 6 + 1e-6
-        weights = (even, skewed, 2.0 ** -np.arange(count) * random.uniform(0.8, 1.2, count))[int(random.integers(3))]
+        series = 2.0 ** -np.arange(count) * random.uniform(0.8, 1.2, count)
+        weights = (even, skewed, series)[int(random.integers(3))]
         weights = tuple(np.maximum(1, weights / weights.sum() * 10**12).astype(np.int64).tolist())
         mixed = constant(*weights)
         sources, _ = mixed.choose(np.arange(rows))

@@ -78,7 +78,8 @@ def cache_in(folder, size="8MiB"):
     ("corpus", "layout", "cached"), [("windows", WINDOWS, False), ("windows", WINDOWS, True), ("chats", PACKED, False), HEAVY]
 )
 def test_requests_and_bytes_are_those_of_the_reader(bucket, tmp_path, corpus, layout, cached):
-    pipeline = load(config_of(bucket[corpus] | ({"remote": cache_in(tmp_path / "cache")} if cached else {}), layout, 8))
+    remote = {"remote": cache_in(tmp_path / "cache")} if cached else {}
+    pipeline = load(config_of(bucket[corpus] | remote, layout, 8))
     steps = range(2, 2 + min(12, pipeline.sampler.steps_per_epoch - 2))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # opening the corpus filled it
     assert demand(pipeline, 2, 1, steps) == measured(pipeline, 2, 1, steps)

@@ -17,7 +17,8 @@ LENGTH = 16
 def make(write_tokens, counts, dtype="uint32", name="data"):
     """Return a corpus of files of `counts` random tokens, and its rows of tokens."""
     random = np.random.default_rng(len(counts))
-    arrays = [random.integers(0, min(np.iinfo(dtype).max, 1 << 40), count, dtype, endpoint=True) for count in counts]
+    highest = min(np.iinfo(dtype).max, 1 << 40)
+    arrays = [random.integers(0, highest, count, dtype, endpoint=True) for count in counts]
     listed = [write_tokens(f"{name}/{n}.npy", array, dtype) for n, array in enumerate(arrays)]
     rows = [array[: len(array) // LENGTH * LENGTH].reshape(-1, LENGTH) for array in arrays]
     return grain_sft.open_corpus(listed, dtype=dtype), np.concatenate(rows)

@@ -114,7 +114,8 @@ def test_rows_and_batches_of_padding_are_trimmed_and_a_batch_with_a_full_row_is_
     assert batch["tokens"].shape == (40, 16) and batch["row_number"] is numbers
     batch = trim.map(source.read([-1, -1]))
     assert batch["tokens"].shape == (2, 16) and not batch["loss_mask"].any()
-    element = source.read([int((source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1).argmax()), 0])
+    lengths = (source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1)
+    element = source.read([int(lengths.argmax()), 0])
     assert trim.map(element) is element
 
 

@@ -206,7 +206,8 @@ def test_a_wrong_value_in_a_plane_of_materialized_rows_is_found(tmp_path, layout
     materialize(layout, tmp_path / "rows")
     assert check(tmp_path / "rows").sound
     path = tmp_path / "rows" / "rows_0000.bin"
-    at = 40 * (path.stat().st_size // len(layout)) + (layout.corpus.dtype.itemsize + plane) * LENGTH + 1
+    row = path.stat().st_size // len(layout)
+    at = 40 * row + (layout.corpus.dtype.itemsize + plane) * LENGTH + 1
     assert 4096 < at < path.stat().st_size - 4096, "a change of the file's ends would change their hash"
     poke(path, np.uint8, at, 77)
     assert check(tmp_path / "rows", full=False).sound

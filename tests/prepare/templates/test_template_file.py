@@ -167,7 +167,8 @@ class WrongResult(TEMPLATES["text"]):
         ones = np.ones(len(results[0].tokens))
         loss = {"fewer": ones[1:], "nan": ones * np.nan, "half": ones / 2, "unmasked": np.cumsum(ones) > 1, "float": ones}
         if mistake in loss:
-            return [Rendered(ones if mistake == "float" else results[0].tokens, loss[mistake]), *results[1:]]
+            tokens = ones if mistake == "float" else results[0].tokens
+            return [Rendered(tokens, loss[mistake]), *results[1:]]
         if mistake == "refused":
             raise RecordError("is refused.")
         return results[1:] if mistake == "none" else results
