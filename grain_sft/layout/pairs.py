@@ -78,7 +78,7 @@ class PairsLayout(Layout):
         return pieces_of(self.corpus, row, *fields)
 
     def left_out(self) -> list[LeftOut]:
-        """Return the pairs that are cut, the pairs that are dropped, and the padding."""
+        """Return counts of the pairs that are cut, of the pairs that are dropped, and of the padding."""
         lengths, tokens = pair_lengths(self.corpus), int(self._length.sum())
         in_rows = lengths[self._document]
         longer, dropped = int((in_rows != self._length).any(axis=1).sum()), len(lengths) - len(in_rows)

@@ -96,7 +96,7 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     group_size = min(options.source_group_size, 2**62)  # the option may exceed int64
     group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size  # group of each piece
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
-    sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])  # None for each group that the algorithm sorts
+    sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])  # None if the algorithm itself has to sort
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
         rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))

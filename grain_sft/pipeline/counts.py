@@ -50,9 +50,9 @@ class IteratorStats:
         return self._last_arrival - self._first_request - self.waited
 
     def count(self, arrival: Arrival) -> bool:
-        """Count a batch, and return whether it was new. An interrupted `next` may deliver a batch twice."""
+        """Count a batch, and return whether it was new. If `next` is interrupted, the next call records the batch again."""
         _, step, shape, requested_at, arrived_at = arrival
-        if arrived_at <= self._last_arrival:  # a second delivery has the time of the first
+        if arrived_at <= self._last_arrival:  # the second record has the time of the first
             return False
         if not self.steps:
             self._first_request = requested_at

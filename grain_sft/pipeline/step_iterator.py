@@ -43,9 +43,9 @@ class StepIterator(grain.DatasetIterator[T]):
     `next_step` and the iterator's state still name the step that was not delivered. To ensure this, a batch stays in
     `_undelivered` until just before `next` returns. If a step failed, the following call of `next` tries the step again.
 
-    Subclasses define `_makes_ahead` and `_reader_from`, and call `__init__` last. If a subclass sets `_takes_ready`, `next`
-    does not call `_make` for a batch that is ready. If the trainer pauses 5 ms after each batch, `next` takes 39 us this way,
-    and 76 us with `_make` (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader_from`, and call `__init__` last. If a subclass then sets `_takes_ready`,
+    `next` does not call `_make` for a batch that is ready. If the trainer pauses 5 ms after each batch, `next` takes 39 us
+    this way, and 76 us with `_make` (`bench --only windows`).
     """
 
     _closed = True  # so that `close` does nothing if `__init__` fails; Grain's constructor sets it to False
@@ -69,7 +69,7 @@ class StepIterator(grain.DatasetIterator[T]):
         """Return the object that makes batches ahead, from `step` on. It is called only if `_makes_ahead` is True."""
 
     def _is_writer(self, step: int) -> bool:
-        """Return `Delivery.writer` of `step`."""
+        """Return whether this process has the first row of the batch of `step`, as in `Delivery.writer`."""
         return self.pipeline.sampler.host.index == 0
 
     def worker_pids(self) -> list[int] | None:
@@ -128,7 +128,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._is_writer(step), shape[0], math.prod(shape), now - since)
             self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
-            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, dropping the value is enough.
+            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, it need not `advance` for this.
             if result is not None and ahead is not None and step < ahead.due:
                 result.value = None
             elif self._ahead is not None:

@@ -15,7 +15,7 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a whole file or, if `options.unit` is set, a part of a file of `unit` bytes. The model reads and writes no file.
+    A block is a whole file or, if `options.unit` is set, `unit` bytes of a file. The model reads and writes no file.
 
     Attributes:
       hits: Number of blocks that `read` found in the cache. One call counts a block once.
@@ -47,7 +47,7 @@ class HostCache:
         self.hits += len(found)
         self.misses += len(missing)
         requests = received = 0
-        # the cache fetches the blocks of a group together
+        # the cache fetches the blocks of one such batch together
         for batch in shard_cache.batches(missing, sizes.__getitem__):
             stored: dict[_Key, int] = {}
             for key in batch:
@@ -65,7 +65,7 @@ class HostCache:
     def _reserve(self, size: int, unfinished: int) -> bool:
         """Remove blocks to make room for a file of `size` bytes, and add `size` to `used`. Return whether the file fits.
 
-        `unfinished` bytes are reserved for other blocks of the same group of `shard_cache.batches`. These stay in the cache.
+        Other blocks of the same batch of `shard_cache.batches` have reserved `unfinished` bytes. They stay in the cache.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more blocks than needed, so that there is room for the next blocks, too

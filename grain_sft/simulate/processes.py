@@ -98,7 +98,7 @@ class Measured(NamedTuple):
 def measure_processes(
     pipeline: Pipeline, config: str, hosts: int, steps: range, conditions: Conditions, count: int
 ) -> Measured:
-    """Measure `count` evenly spaced hosts in the first `MAX_STEPS` of `steps`, and fit the model to their figures.
+    """Measure at most `count` evenly spaced hosts in the first `MAX_STEPS` of `steps`, and fit the model to their figures.
 
     Each host runs in its own process with empty caches, as on a new machine.
 
@@ -114,7 +114,7 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    # one core, because the measured `start_up_s` has no waits for a processor
+    # with one core, the model adds no waits for a processor, and the measured `start_up_s` has none
     one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
@@ -172,12 +172,12 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 
     sections = read_config(config)[1]
     moved: dict[str, Any] = {"inherits": files.absolute(files.normalize(config))}
-    if changes := changes_of(sections.get("corpus", {})):  # stages may have the only corpora
+    if changes := changes_of(sections.get("corpus", {})):  # perhaps only the stages have corpora
         moved["corpus"] = changes
     if stages := sections.get("stages"):  # a config replaces the whole list that it inherits
         moved["stages"] = [overlay(stage, {"corpus": changes_of(stage.get("corpus", {}))}) for stage in stages]
-        # If `replace` amendments made these stages, the stages contain the config's schedule. A config with stages may not also
-        # have `sampler.schedule`.
+        # Stages that `replace` amendments made contain the config's schedule. A config with stages must not inherit a
+        # `sampler.schedule`, too.
         moved["sampler"] = {"schedule": None}
     return moved if folders else config
 

@@ -16,7 +16,7 @@ from grain_sft.types import Array, Bools, Ints
 class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges]."""
 
-    cell: Ints  # number of the batch that reads the range, one for each step and host, as in `demand.Demand`
+    cell: Ints  # number of the batch that reads the range; each step of each host has a number, as in `demand.Demand`
     file: Ints  # index of the file in `Gather.files`
     offset: Ints  # offset of the range in the file
     size: Ints  # number of bytes, 1 or more
@@ -26,7 +26,7 @@ class Ranges(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Reads that a batch makes at the same time, from the token files of a source, or from its loss files of one kind.
+    """Files that a batch reads at the same time: the token files of a source, or its loss files of one kind.
 
     A batch makes one gather after the other.
 
@@ -36,7 +36,7 @@ class Gather(NamedTuple):
       remote: bool [files], whether a read of the file counts as a request to a bucket.
       unversioned: bool [files], whether `FileStamp.version` of a remote file is None. The first read then requests the version.
       offsets: int64 [files], byte of the file at which the values begin.
-      width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
+      width: Number of bytes of a value: a token, the loss of a token, or the tokens or losses of a whole stored row.
       has_values: bool [files], whether the shard has a file to read.
     """
 
@@ -98,7 +98,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
     """
     corpus, row_format = layout.corpus, layout.row_format
     yield corpus.shards, (corpus.dtype if row_format is None else row_format.dtype(corpus.dtype)).itemsize
-    # materialized rows state which targets take loss, so if `shifted`, loss files are read only for loss weights
+    # if `shifted`, materialized rows themselves state which targets take loss: only weights are in loss files
     if row_format is not None and shifted and not corpus.has_weights:
         return
     tokens = 1 if row_format is None else layout.sequence_length  # tokens of a value
@@ -109,7 +109,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
 
 
 def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
-    """Return the gather of `files_of_shards`, one for each shard; None for a shard without such a file."""
+    """Return the gather of `files_of_shards`, which has the file of each shard, or None if the shard has no such file."""
     has_values = np.array([stamp is not None for stamp in files_of_shards])
     # stands for files that shards lack, and is never read
     placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
