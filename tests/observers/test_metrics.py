@@ -28,7 +28,8 @@ def test_counters_count_each_delivered_row_once(folder, threads, named):
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
-    steps = [batch["inputs"].size for batch in take(pipeline, 0, len(pipeline), threads=threads)]
+    with closing(pipeline.iter(threads=threads)) as batches:
+        steps = [batch["inputs"].size for batch in batches]
     assert list(counts().values()) == [ROWS, sum(steps), len(steps), len(steps), 1]
     assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
     assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
@@ -42,7 +43,7 @@ def test_each_batch_is_counted_once_while_threads_hand_out_batches_and_prometheu
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            handing_out = [pool.submit(take, pipeline, 0, len(pipeline), threads=0) for _ in range(threads * rounds)]
+            handing_out = [pool.submit(lambda: list(pipeline.iter(threads=0))) for _ in range(threads * rounds)]
             while not all(each.done() for each in handing_out):
                 list(prometheus_client.REGISTRY.collect())
     finally:
