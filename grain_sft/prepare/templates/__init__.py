@@ -10,7 +10,7 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat import as_template
-from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
+from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of, results_of
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.registry import Registry, entry_errors, is_ours, name_of
 
@@ -52,12 +52,7 @@ def render(
     name = f"template {name_of(template)}"
     as_integer(f"{name}: min_tokens", template.min_tokens, 0, PrepareError)
     with entry_errors(PrepareError, name, "Fix its code."):
-        try:
-            results = list(made.render(conversations))
-        except RecordError as error:  # each conversation is rendered alone, so that the others succeed
-            if len(conversations) == 1:
-                return [error]
-            return [render(template, [conversation], tokenizer, options)[0] for conversation in conversations]
+        results = results_of(made.render, conversations)
         if len(results) != len(conversations):
             problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
             raise PrepareError(f"{problem}; expected one of each. Fix its code.")

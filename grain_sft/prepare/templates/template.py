@@ -180,16 +180,14 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation that `check` has accepted, or raise a RecordError."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, render each conversation alone, so that the others succeed."""
+        return results_of(self._render_together, conversations)
+
+    def _render_together(self, conversations: Sequence[Conversation]) -> list[Result]:
+        """Return the result of `render`. Raise a RecordError if a text of any conversation can't be encoded."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
-        try:
-            encoded = iter(self._encode(texts))
-        except RecordError as error:
-            if len(conversations) == 1:
-                return [error]
-            return [self.render([conversation])[0] for conversation in conversations]
+        encoded = iter(self._encode(texts))
 
         def document(pieces: list[Piece]) -> Rendered:
             ids = [next(encoded) if isinstance(value, str) else as_array(value) for value, _ in pieces]
@@ -229,6 +227,16 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
         return function(*args)
     except RecordError as error:
         return error
+
+
+def results_of(render: Callable[..., Iterable[Result]], conversations: Sequence[Conversation]) -> list[Result]:
+    """Return the results of `render`. If it raises a RecordError, call it for each conversation, so that the others succeed."""
+    try:
+        return list(render(conversations))
+    except RecordError as error:
+        if len(conversations) == 1:
+            return [error]
+        return [result for conversation in conversations for result in results_of(render, [conversation])]
 
 
 class SpecialText:
