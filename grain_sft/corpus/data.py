@@ -70,7 +70,7 @@ class CorpusData:
         """int64 [shards + 1], the number of tokens before each shard, then `num_tokens`."""
         return np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
 
-    @property
+    @functools.cached_property
     def ranges(self) -> tuple[tuple[str, int, int], ...]:
         """Path, byte of the first token, and number of tokens of each shard. Subsets of a split differ in the last two."""
         return tuple((shard.path, shard.data_offset, shard.num_tokens) for shard in self.shards)

@@ -81,7 +81,8 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents[documents < sum(map(_num_numbers, layout.parts.values()))]
         numbers = [documents[:0]]
-        for (name, part), entry in zip(parts_by_documents(layout), self._numbered[self.layouts.index(layout)], strict=True):
+        numbered = self._numbered[self.layouts.index(layout)]
+        for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
             if len(own):  # only then: `num_documents` may read all tokens
