@@ -1,7 +1,7 @@
 """Speed of a config's pipeline on this machine, and the best numbers of threads and processes.
 
 The stages of a step are measured on data in memory: a few steps are read again and again. `Pipeline.iter` is measured on new
-steps as long as there are some, so a slow disk or bucket makes it slower.
+steps until the steps repeat, so a slow disk or bucket makes it slower.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     first = pipeline.first_step
     endless = copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
-    # at least one step: if the run has none, reading it raises an error that says so
+    # at least one step: if the run has none, reading it raises an error
     steps = min([max(first + 1, pipeline.sampler.end_of_batches), *changes]) - first
     repeated: Any = _FirstSteps(pipeline, steps)
     endless.audit, endless.observers, endless.sampler = None, (), repeated
@@ -222,7 +222,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler that repeats the first `count` steps of a pipeline. It also stands in for the pipeline's `withdrawals`."""
+    """Sampler that repeats the first `count` steps of a pipeline. It is also used as the pipeline's `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

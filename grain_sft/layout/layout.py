@@ -156,8 +156,8 @@ class Layout(FromPieces):
     def __init_subclass__(cls, **options: Any) -> None:
         """Adapt a subclass that defines `pieces`.
 
-        The methods that describe rows become those of `FromPieces`, unless the subclass defines them. A subclass of
-        `PackedLayout` would else inherit `row_segments`, which reads the plan and ignores the new `pieces`.
+        The methods that describe rows become those of `FromPieces`, unless the subclass defines them. Otherwise, a
+        subclass of `PackedLayout` would inherit `row_segments`, which reads the plan and ignores the new `pieces`.
 
         If the subclass is of another package, its pieces are checked. A check of the pieces of 32 rows takes 38 us.
         """

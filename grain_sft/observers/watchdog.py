@@ -169,7 +169,7 @@ class Watchdog(Observer):
 
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
-        # `in_worker` is checked because a dataset may be unpickled in a process that is no worker
+        # check `in_worker`, because a dataset may be unpickled in other processes, too
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # one such watch; its key is the class
 

@@ -89,7 +89,7 @@ def _reason_in_source(layout: Layout, rows: Ints, element: Element) -> str:
     if not element["segment_ids"].any():
         return "these rows have no tokens: the layout gives them none, or their documents are withdrawn."
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
-    if (loss & (element["positions"] > 0)).any():  # the first token of a segment, at position 0, is no target
+    if (loss & (element["positions"] > 0)).any():  # the first token of a segment, at position 0, is not a target
         return ""
     if loss.any():
         longest = int(element["positions"].max()) + 1

@@ -128,7 +128,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._is_writer(step), shape[0], math.prod(shape), now - since)
             self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
-            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, it need not `advance` for this.
+            # `_ahead` must not keep the batch in memory. Before step `ahead.due`, no call of `advance` is needed.
             if result is not None and ahead is not None and step < ahead.due:
                 result.value = None
             elif self._ahead is not None:

@@ -111,7 +111,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
 def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
     """Return the gather of `files_of_shards`, which has the file of each shard, or None if the shard has no such file."""
     has_values = np.array([stamp is not None for stamp in files_of_shards])
-    # stands for files that shards lack, and is never read
+    # in place of files that shards lack; it is never read
     placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
     stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]
     in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)

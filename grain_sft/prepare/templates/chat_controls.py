@@ -28,7 +28,7 @@ class Control(NamedTuple):
 
 Find = Callable[[str], list[Control]]  # returns the control tokens of a text
 
-_PLACEHOLDER = "\U00020000"  # a letter that stands for a whole text of the chat, between two texts of the template
+_PLACEHOLDER = "\U00020000"  # a letter in place of a whole text of the chat, between two texts of the template
 _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")  # the texts of a disguised chat
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits

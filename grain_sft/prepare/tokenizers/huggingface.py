@@ -18,7 +18,7 @@ from grain_sft.storage import ForkSafeLock
 # usual spellings of EOS and padding, for a tokenizer.json without the files that name these tokens
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a token that stands for one byte
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of the token of one byte
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of the printable characters of Latin-1
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
